@@ -1,8 +1,9 @@
-"""Helpers that several plugins share: presets, and checkpoints in the format of a stock class.
+"""Helpers that several plugins share: presets, and saving in the format of a Transformers class.
 
-The *twin* of a configuration is the configuration of a stock Transformers class that computes the
-same function. A model with a twin is saved in the twin's format, so that PyTorch's Auto classes can
-load it.
+Some of hfseq's own model classes compute the same function as a class of Transformers with other
+options. The configuration of this Transformers model is called the *twin*. A model whose
+configuration has a twin is saved in the format of the twin, so that PyTorch's Auto classes can load
+it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def num_labels(config: PreTrainedConfig) -> int:
-    """Returns the number of labels, which `PreTrainedConfig` declares as optional."""
+    """Returns the number of labels as an `int` (`PreTrainedConfig` declares it as optional)."""
     return cast("int", config.num_labels)
 
 
 class Presets:
-    """Mixin for configuration classes with named sizes.
+    """Mixin for configuration classes with named presets, such as model sizes.
 
     Attributes:
         presets: The options of each preset, by name.
@@ -62,7 +63,7 @@ class Presets:
 
 
 def invalid_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns an error message for each option whose value is not among its choices.
+    """Returns an error message for each option with a value that is not allowed.
 
     Args:
         config: The configuration to check.
@@ -78,10 +79,11 @@ def invalid_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str
 
 
 class StoredAsTwin(_Model):
-    """Mixin for model classes that are saved in the format of a stock class.
+    """Mixin for model classes that are saved in the format of a class in Transformers.
 
-    The configuration class must provide `twin()`, `twin_type` and `twin_problems()`. A model whose
-    configuration has no twin is saved in hfseq's own format, with a warning that names the reasons.
+    The configuration class must provide `twin()`, `twin_type` and `twin_problems()`. If the
+    configuration has no twin, the model is saved in hfseq's own format, with a warning that names
+    the reasons.
 
     Attributes:
         twin_names: The name of the PyTorch class for each `twin_type`.
@@ -112,7 +114,7 @@ class StoredAsTwin(_Model):
             self._warned = True
             logger.warning(
                 "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
-                "no stock class of transformers computes the same, since %s",
+                "no class of Transformers computes the same function, since %s",
                 type(self).__name__,
                 "; and ".join(problems),
             )
@@ -120,7 +122,7 @@ class StoredAsTwin(_Model):
 
 
 def options_not_in_twin(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of `config` that its twin lacks or sets to another value.
+    """Returns the options of `config` that its twin does not have or sets to another value.
 
     Args:
         config: The configuration of the hfseq model.

@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ALBERT with the heads that Transformers 4 had in Flax."""
+    """Registers ALBERT with the task heads that Transformers 4 had in Flax."""
     register(
         "albert",
         config="transformers:AlbertConfig",

@@ -1,7 +1,7 @@
-"""ALBERT (Lan et al., 2019): BERT with narrow embeddings, whose layers share their parameters.
+"""ALBERT (Lan et al., 2019): BERT with narrow embeddings and layers that share their parameters.
 
-Layer `i` runs the layer group `i * num_hidden_groups // num_hidden_layers`. Attribute names are
-those of the checkpoint.
+Layer `i` uses the parameters of the layer group `i * num_hidden_groups // num_hidden_layers`.
+Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Layer(nnx.Module):
 
 
 class LayerGroup(nnx.Module):
-    """Layers that always run together, usually one."""
+    """A sequence of layers with different parameters, usually a single layer."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         self.albert_layers = nnx.List([Layer(config, rngs) for _ in range(config.inner_group_num)])
@@ -87,7 +87,7 @@ class LayerGroup(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Projection of the embeddings to the hidden size, and the layer groups."""
+    """Projects the embeddings to the hidden size and applies the layer groups."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         self.embedding_hidden_mapping_in = dense(
@@ -156,7 +156,7 @@ class Predictions(bert.VocabularyHead):
 
 
 class AlbertMixin(bert.ModelWithHead):
-    """Names the encoder and the language modeling head as ALBERT checkpoints do."""
+    """Mixin that names the encoder and the language modeling head as in ALBERT checkpoints."""
 
     prefix = "albert"
     module = AlbertModule
@@ -177,7 +177,7 @@ class MaskedLM(AlbertMixin, bert.MaskedLM):
 
 
 class SentenceOrder(nnx.Module):
-    """Sentence order prediction: whether two sentences are in their original order."""
+    """Sentence order prediction: classifies whether two sentences are in their original order."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
@@ -195,7 +195,7 @@ class PreTraining(AlbertMixin, bert.LanguageModel):
     def __call__(
         self, *args: Any, rngs: nn.Keys | None = None, **kwargs: Any
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns the logits of both heads."""
+        """Passes all arguments to the encoder. Returns the logits of both heads."""
         outputs = self.encode(*args, rngs=rngs, **kwargs)
         pooled = self.dropout(outputs.pooler_output, rngs)
         return out.FlaxAlbertForPreTrainingOutput(
@@ -253,7 +253,7 @@ class FlaxAlbertForMaskedLM(FlaxAlbertPreTrainedModel):
 
 
 class FlaxAlbertForSequenceClassification(FlaxAlbertPreTrainedModel):
-    """ALBERT for sequence classification, on the pooled first token."""
+    """ALBERT for sequence classification, from the pooled first token."""
 
     module_class = SequenceClassification
 

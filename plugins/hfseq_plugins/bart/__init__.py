@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers BART with the heads that Transformers 4 had in Flax."""
+    """Registers BART with the task heads that Transformers 4 had in Flax."""
     register(
         "bart",
         config="transformers:BartConfig",

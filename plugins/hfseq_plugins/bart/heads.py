@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class BartModule(nnx.Module):
     """Encoder and decoder without a head.
 
-    Both read the token embedding `shared`. Without `config.tie_word_embeddings` each has its own,
-    as in PyTorch, which keeps the then unused `shared`.
+    Encoder and decoder share the token embedding `shared`. If `config.tie_word_embeddings` is
+    false, each of them has its own token embedding, and `shared` is unused, as in PyTorch.
 
     Attributes:
         stack_classes: Classes of the encoder and the decoder.
@@ -49,7 +49,7 @@ class BartModule(nnx.Module):
         Args:
             config: Model configuration.
             rngs: Random number generators for the initial values.
-            separate_embeddings: Whether each of them has its own token embedding.
+            separate_embeddings: Whether encoder and decoder each have their own token embedding.
             **decoder_options: Further arguments of the decoder class.
         """
         encoder_class, decoder_class = self.stack_classes
@@ -170,7 +170,7 @@ def head_output(
 
 
 class ModelWithHead(nnx.Module):
-    """An encoder-decoder under its checkpoint name, to which subclasses add a head."""
+    """Base class of models with a head. The encoder-decoder is the attribute `model`."""
 
     module: ClassVar[type[BartModule]] = BartModule
 
@@ -212,7 +212,7 @@ class ConditionalGeneration(ModelWithHead):
 
     @staticmethod
     def vocabulary(config: PreTrainedConfig) -> int:
-        """Returns the number of tokens that the head chooses from."""
+        """Returns the number of tokens for which the head computes logits."""
         return config.vocab_size
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -233,7 +233,7 @@ class ConditionalGeneration(ModelWithHead):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the model with these arguments.
+        """Passes all arguments to the model.
 
         Returns logits, `(batch, target_length, vocab_size)`.
         """
@@ -244,7 +244,7 @@ class ConditionalGeneration(ModelWithHead):
 
 
 class ClassificationHead(nnx.Module):
-    """Classifier: dropout, projection with tanh, dropout, projection to the labels."""
+    """Classification head: dropout, projection with tanh, dropout and projection to the labels."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.d_model, config.d_model, rngs)
@@ -263,8 +263,8 @@ class ClassificationHead(nnx.Module):
 def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.Array:
     """Returns the index of the last `<eos>` of each row, `(batch,)`.
 
-    All rows must have the same number of `<eos>` tokens, at least one. This is only checked where
-    the values of `input_ids` are available, which is not the case under `jax.jit`.
+    All rows must have the same number of `<eos>` tokens, and at least one. This is not checked
+    under `jax.jit`, where the values of `input_ids` are unknown.
 
     Args:
         input_ids: Token IDs, `(batch, length)`.
@@ -279,7 +279,7 @@ def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) ->
         if len(counts) > 1:
             raise UsageError(
                 "All examples must have the same number of <eos> tokens, but the rows of input_ids "
-                f"have {', '.join(map(str, counts))} (eos_token_id={eos_token_id})"
+                f"have {', '.join(map(str, counts))} of them (eos_token_id={eos_token_id})"
             )
         if 0 in counts:
             raise UsageError(
@@ -290,7 +290,7 @@ def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) ->
 
 
 class SequenceClassification(ModelWithHead):
-    """Sequence classification or regression, on the decoder state of the last `<eos>`."""
+    """Sequence classification or regression, from the decoder state of the last `<eos>`."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -310,7 +310,7 @@ class SequenceClassification(ModelWithHead):
         rngs: Keys | None = None,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
-        """Runs the model with these arguments. Returns logits, `(batch, num_labels)`.
+        """Passes all arguments to the model. Returns logits, `(batch, num_labels)`.
 
         Raises:
             UsageError: `input_ids` and `decoder_input_ids` differ in length.
@@ -319,7 +319,7 @@ class SequenceClassification(ModelWithHead):
         x = output.last_hidden_state
         if x.shape[1] != input_ids.shape[1]:
             raise UsageError(
-                f"decoder_input_ids have {x.shape[1]} tokens per row and input_ids "
+                f"decoder_input_ids have {x.shape[1]} tokens per row, but input_ids have "
                 f"{input_ids.shape[1]}. The label is predicted at the last <eos> of input_ids, so "
                 "both must have the same length"
             )
@@ -337,7 +337,7 @@ class QuestionAnswering(ModelWithHead):
         self.qa_outputs = dense(config, config.d_model, 2, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the model with these arguments.
+        """Passes all arguments to the model.
 
         Returns start and end logits, `(batch, target_length)`.
         """
@@ -352,7 +352,7 @@ class QuestionAnswering(ModelWithHead):
 
 
 class DecoderOnly(nnx.Module):
-    """The decoder under the name that it has in an encoder-decoder checkpoint."""
+    """Contains the decoder as the attribute `decoder`, as in encoder-decoder checkpoints."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.decoder = Decoder(config, rngs, own_token_embedding=True)

@@ -1,4 +1,4 @@
-"""Layers of BART (Lewis et al., 2019) on Flax NNX. Attribute names are those of the checkpoint.
+"""Layers of BART (Lewis et al., 2019) on Flax NNX. Module attributes are named as in checkpoints.
 
 Other families derive from these classes and override class attributes:
 
@@ -36,12 +36,12 @@ EPSILON = 1e-5
 def dense(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Returns a Linear with the family's initialization."""
+    """Returns a linear layer with the initialization of the family."""
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
 
 
 def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
-    """Returns the embedding table of the vocabulary.
+    """Returns the embedding matrix of the vocabulary.
 
     Args:
         config: Model configuration.
@@ -53,7 +53,7 @@ def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None =
 
 
 class LearnedPositions(nn.Embed):
-    """Learned position embeddings. As in fairseq, the first two rows of the table are unused."""
+    """Learned position embeddings. As in fairseq, the first two embeddings are unused."""
 
     offset: ClassVar[int] = 2
 
@@ -62,17 +62,20 @@ class LearnedPositions(nn.Embed):
         super().__init__(size, config.d_model, nn.normal(config.init_std), rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         return super().__call__(ids + self.offset)
 
 
 class LayerDrop(nn.Dropout):
-    """LayerDrop (Fan et al., 2019, https://arxiv.org/abs/1909.11556) for each row of the batch."""
+    """LayerDrop (Fan et al., 2019, https://arxiv.org/abs/1909.11556).
+
+    Each example skips the layer at random, independently of the other examples.
+    """
 
     def __call__(self, new: jax.Array, old: jax.Array, rngs: Keys | None) -> jax.Array:  # type: ignore[override]  # two inputs
-        """Returns `new`, or `old` in the rows that skip the layer.
+        """Returns `old` for the examples that skip the layer, and `new` for all other examples.
 
-        Both are `(batch, length, hidden)`.
+        `old` is the input of the layer and `new` its output. Both are `(batch, length, hidden)`.
         """
         if rngs is None or not self.rate:
             return new
@@ -149,7 +152,7 @@ class Attention(nn.CachedAttention):
         value: jax.Array,  # (batch, keys, heads, head_dim)
         **options: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Computes attention. The options are those of `hfseq.nn.attend`.
+        """Computes attention. `options` are passed to `hfseq.nn.attend`.
 
         Returns:
             The output, `(batch, queries, heads, head_dim)`, and the attention weights or `None`.
@@ -181,14 +184,15 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         """Applies `block` with dropout and a residual connection.
 
-        `norm` is applied to the input of the block if `norm_first` is set, otherwise to the sum.
+        If `norm_first` is set, `norm` is applied to the input of the block. Otherwise, it is
+        applied after the residual connection.
 
         Args:
             norm: Norm of the block.
-            block: Function of `(batch, length, hidden)` that returns its output and attention
-                weights.
+            block: Function that maps hidden states `(batch, length, hidden)` to the output of the
+                block and attention weights.
             x: Hidden states, `(batch, length, hidden)`.
-            rngs: Keys for dropout, or `None`.
+            rngs: PRNG keys for dropout, or `None` to disable dropout.
 
         Returns:
             Hidden states, `(batch, length, hidden)`, and the attention weights.
@@ -213,8 +217,8 @@ class Layer(nnx.Module):
             name: Attribute name of the attention, `self_attn` or `encoder_attn`.
             x: Hidden states, `(batch, length, hidden)`.
             source: Hidden states to attend to, `(batch, source_length, hidden)`. `None` means `x`.
-            mask: Visibility of the keys.
-            rngs: Keys for dropout, or `None`.
+            mask: The keys that each query may attend to.
+            rngs: PRNG keys for dropout, or `None` to disable dropout.
             return_weights: Whether to return attention weights.
             **attention_options: Further arguments of `Attention.compute_attention`.
 
@@ -261,7 +265,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, cross-attention if there is an encoder, feed-forward."""
+    """Causal self-attention, feed-forward and, if there is an encoder, cross-attention."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         heads, inner, layerdrop = self.layer_sizes(config)
@@ -322,8 +326,8 @@ class Stack(nnx.Module):
         depth: Number of layers.
         rngs: Random number generators for the initial values.
         own_token_embedding: Whether the stack has its own token embedding. Otherwise it uses the
-            shared one.
-        size: Number of tokens of that embedding, `config.vocab_size` by default.
+            embedding that encoder and decoder share.
+        size: Number of tokens of the stack's own embedding, `config.vocab_size` by default.
     """
 
     layer: ClassVar[Callable[..., Layer]]
@@ -358,7 +362,10 @@ class Stack(nnx.Module):
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
 
     def per_layer(self) -> dict[str, jax.Array] | None:
-        """Returns keyword arguments of the layers, with a leading layer axis, or `None`."""
+        """Returns keyword arguments whose values differ between layers, or `None`.
+
+        The values of all layers are stacked on the first axis of each array.
+        """
         return None
 
     def run(
@@ -392,8 +399,8 @@ class Stack(nnx.Module):
             shared: Token embedding that encoder and decoder share, or `None`.
             ids: Token IDs, `(batch, length)`.
             positions: Position IDs, `(batch, length)`. By default 0, 1, 2, … in each document.
-            segments: Document numbers of packed rows, `(batch, length)`, or `None`.
-            rngs: Keys for dropout, or `None`.
+            segments: Document number of each token in packed rows, `(batch, length)`, or `None`.
+            rngs: PRNG keys for dropout, or `None` to disable dropout.
 
         Returns:
             Embeddings, `(batch, length, hidden)`.

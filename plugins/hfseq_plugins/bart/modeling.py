@@ -33,7 +33,7 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.shared.weight",
     }
-    # Transformers 4 stored one embedding for encoder and decoder, tied or not.
+    # Transformers 4 stored a single embedding for encoder and decoder, even if they are not tied.
     weight_fallbacks = {
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
@@ -58,8 +58,8 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
     ) -> Any:
         """Runs encoder and decoder, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` is `(batch, source_length)` and `decoder_input_ids` `(batch, target_length)`, by
-        default `input_ids` shifted right.
+        `input_ids` is `(batch, source_length)` and `decoder_input_ids` is `(batch, target_length)`.
+        The default of `decoder_input_ids` is `input_ids` shifted right.
         """
         return super().__call__(
             input_ids,
@@ -138,7 +138,7 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         )
 
     def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:  # type: ignore[override]  # called with arrays only
-        """Returns `input_ids` shifted right, as in denoising.
+        """Returns `input_ids` shifted right by one token, as in BART's denoising pretraining.
 
         Raises:
             UsageError: The configuration has no `pad_token_id` or no `decoder_start_token_id`.
@@ -175,7 +175,7 @@ class FlaxBartForConditionalGeneration(Seq2SeqGeneration, FlaxBartPreTrainedMode
 
 
 class FlaxBartForSequenceClassification(FlaxBartPreTrainedModel):
-    """BART for sequence classification, on the decoder's last `<eos>`."""
+    """BART for sequence classification, from the decoder's last `<eos>`."""
 
     module_class = heads.SequenceClassification
 
@@ -223,7 +223,8 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the decoder, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` is `(batch, length)`, `encoder_hidden_states` `(batch, source_length, hidden)`.
+        `input_ids` is `(batch, length)`, and `encoder_hidden_states` is `(batch, source_length,
+        hidden)`.
         """
         model_inputs = {
             "input_ids": input_ids,

@@ -1,4 +1,4 @@
-"""Fixed position embeddings of BART variants: sinusoids, computed or read from a checkpoint."""
+"""Position embeddings of BART variants: learned ones, and sinusoids."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ POSITION_TABLES = r"(encoder|decoder)\.embed_positions\.(weight|embedding)$"
 def sinusoids(length: int, width: int) -> np.ndarray:
     """Returns sinusoidal position embeddings (Vaswani et al., 2017, section 3.5).
 
-    All sines come first, then all cosines, as in the stock classes. Angles are computed in float64,
-    so the float32 values equal those of the stock classes bit for bit.
+    The first half of the features are sines, the second half cosines. Angles are computed in
+    float64, so the float32 values are bit-identical to those of Transformers.
 
     Args:
         length: Number of positions.
@@ -56,13 +56,13 @@ class SinusoidalPositions(nnx.Module):
         self.size = (config.max_position_embeddings, config.d_model)
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.size)), ids, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class UnshiftedPositions(nn.Embed):
-    """Learned position embeddings. Position 0 is the first row of the table."""
+    """Learned position embeddings, without the two unused embeddings at the start in BART."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_position_embeddings, config.d_model)
@@ -70,24 +70,24 @@ class UnshiftedPositions(nn.Embed):
 
 
 class FrozenPositions(UnshiftedPositions):
-    """Position embeddings from a checkpoint that are not trained, as in PyTorch."""
+    """Position embeddings that are loaded from a checkpoint and not trained, as in PyTorch."""
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
 def fixed_positions(config: PreTrainedConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns computed sinusoids, or a frozen table for a checkpoint with other values."""
+    """Returns sinusoids, or frozen embeddings if a checkpoint has other position embeddings."""
     computed = getattr(config, "static_position_embeddings", True)
     return (SinusoidalPositions if computed else FrozenPositions)(config, rngs)
 
 
 class StoredPositions(FlaxPreTrainedModel):
-    """Mixin of models with sinusoidal positions, which are not parameters.
+    """Mixin for models whose sinusoidal position embeddings are not parameters.
 
-    If a checkpoint contains other positions, these are loaded and not trained. The attribute
-    `static_position_embeddings` of the configuration is false then.
+    If a checkpoint contains other position embeddings, these are loaded and not trained, and the
+    configuration gets `static_position_embeddings=False`.
     """
 
     def __init__(self, config: Any, *args: Any, stored_positions: bool = False, **kwargs: Any):
@@ -100,13 +100,13 @@ class StoredPositions(FlaxPreTrainedModel):
     def checkpoint_options(
         cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Adds `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
+        """Adds `stored_positions=True` if a checkpoint has position embeddings but no sinusoids."""
         positions = {"stored_positions": True} if has_custom_positions(tensors) else {}
         return positions | super().checkpoint_options(tensors, config)
 
 
 def has_custom_positions(tensors: Mapping[str, Tensor]) -> bool:
-    """Returns whether a checkpoint contains position embeddings other than `sinusoids`.
+    """Returns whether a checkpoint contains position embeddings that are not `sinusoids`.
 
     Args:
         tensors: Tensors of the checkpoint by name.

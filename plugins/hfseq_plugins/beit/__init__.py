@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers BEiT with the heads that Transformers 4 had in Flax."""
+    """Registers BEiT with the task heads that Transformers 4 had in Flax."""
     register(
         "beit",
         config="transformers:BeitConfig",

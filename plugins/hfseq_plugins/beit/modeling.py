@@ -24,7 +24,7 @@ Grid = tuple[int, int]
 
 
 class Embeddings(dinov2.Embeddings):
-    """DINOv2 embeddings, initialized to zero. Absolute position embeddings are optional."""
+    """Embeddings as in DINOv2, but with zero initialization and optional positions."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.patch_size = nn.height_and_width(config.patch_size)
@@ -44,7 +44,7 @@ class Embeddings(dinov2.Embeddings):
 
 
 class RelativePositionBias(nnx.Module):
-    """Bias of attention scores, by the vertical and horizontal distance of two patches."""
+    """Learned bias of attention scores for each vertical and horizontal offset of two patches."""
 
     def __init__(self, config: BeitConfig):
         patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))
@@ -56,7 +56,7 @@ class RelativePositionBias(nnx.Module):
     def __call__(self, grid: Grid) -> jax.Array:
         """Returns the bias, `(1, heads, patches + 1, patches + 1)`.
 
-        The table is interpolated for grids of another size.
+        If the size of the grid differs from the configuration, the biases are interpolated.
 
         Args:
             grid: Number of patches in height and width.
@@ -74,10 +74,10 @@ class RelativePositionBias(nnx.Module):
 
 
 def relative_position_index(grid: Grid) -> np.ndarray:
-    """Returns the row of the bias table for each pair of positions.
+    """Returns, for each pair of a query and a key, the index of their bias.
 
-    Position 0 is the class token. The last three rows of the table are its bias as a query, as a
-    key, and with itself.
+    Position 0 is the class token. The last three biases are for pairs in which the class token is
+    the query, the key, or both.
 
     Args:
         grid: Number of patches in height and width.
@@ -96,7 +96,10 @@ def relative_position_index(grid: Grid) -> np.ndarray:
 
 
 class SelfAttention(vit.SelfAttention):
-    """ViT attention whose keys have no bias, optionally with its own relative position bias."""
+    """ViT attention without a bias of the key projection.
+
+    If `config.use_relative_position_bias` is set, each layer has its own relative position bias.
+    """
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -213,7 +216,7 @@ class Encoder(nnx.Module):
 
 
 class Pooler(nnx.Module):
-    """Normalized mean of the patches, or the class token."""
+    """Returns the normalized mean of the patches, or the class token."""
 
     def __init__(self, config: BeitConfig):
         norm = config.use_mean_pooling
@@ -262,7 +265,7 @@ class Beit(nnx.Module):
 
 
 class ImageClassification(nnx.Module):
-    """Image classification, on the pooled output."""
+    """Image classification, from the pooled output."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.beit = Beit(config, rngs)
@@ -289,7 +292,7 @@ class ImageClassification(nnx.Module):
 
 
 class MaskedImageModeling(nnx.Module):
-    """Masked image modeling: logits of the visual token of each patch."""
+    """Masked image modeling: predicts the visual token of each patch."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.beit = Beit(config, rngs, add_pooling_layer=False)
@@ -322,9 +325,10 @@ class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
     config_class = BeitConfig
     base_model_prefix = "beit"
     any_image_size = True
-    # Older files store the table rows of each pair of positions.
+    # Older files contain the bias indices, which hfseq computes.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"relative_position_index$")
-    # Names in memory of the PyTorch classes since Transformers 5. Files keep the old names.
+    # Transformers 5 renamed the modules of the PyTorch classes. The tensors in checkpoint files
+    # keep the old names.
     weight_synonyms = {
         **vit.FlaxViTPreTrainedModel.weight_synonyms,
         "shared_position_bias": "encoder.relative_position_bias",

@@ -1,4 +1,4 @@
-"""Sharding rules of BEiT: those of ViT, and the relative position tables."""
+"""Sharding rules of BEiT: the rules of ViT, and rules for relative position biases."""
 
 from hfseq_plugins.vit.sharding import RULES as VIT
 

@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers BERT with the heads that Transformers 4 had in Flax."""
+    """Registers BERT with the task heads that Transformers 4 had in Flax."""
     register(
         "bert",
         config="transformers:BertConfig",

@@ -1,7 +1,7 @@
-"""BERT encoder (Devlin et al., 2018) on Flax NNX. Attribute names are those of the checkpoint.
+"""BERT encoder (Devlin et al., 2018) on Flax NNX. Module attributes are named as in checkpoints.
 
-Other families derive from these classes. They set `submodule_classes` to the classes of their own
-submodules, and `linear` to the function that creates their projections.
+Other families derive from these classes. They override two class attributes: `submodule_classes`
+contains the classes of the submodules, and `linear` is the function that creates linear layers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def dense(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Returns a Linear with the family's initialization."""
+    """Returns a linear layer with the initialization of the family."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
 def embedding_size(config: PreTrainedConfig) -> int:
-    """Returns the width of the embedding tables.
+    """Returns the number of features of the embeddings.
 
-    Some families (ALBERT, ELECTRA) have embeddings that are narrower than the hidden size.
+    It is smaller than the hidden size in some families (ALBERT, ELECTRA).
     """
     return getattr(config, "embedding_size", None) or config.hidden_size
 
@@ -172,7 +172,7 @@ class Intermediate(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
+    """Self-attention, feed-forward and, if `config.add_cross_attention` is set, cross-attention."""
 
     submodule_classes: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
 
@@ -221,7 +221,7 @@ class Encoder(nnx.Module):
         )
 
     def apply_final_norm(self, x: jax.Array) -> jax.Array:
-        """Normalizes the output of the last layer. BERT has no final norm: returns `x`."""
+        """Normalizes the output of the last layer. BERT has no final norm, so this returns `x`."""
         return x
 
 
@@ -236,7 +236,7 @@ class Pooler(nnx.Module):
 
 
 class FlatPooler(nn.Linear):
-    """Pooler whose parameters are stored without the `dense` level in the checkpoint."""
+    """Pooler with the name `pooler.weight` in checkpoints instead of `pooler.dense.weight`."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -247,7 +247,7 @@ class FlatPooler(nn.Linear):
 
 
 class BertModule(nnx.Module):
-    """Encoder, or decoder, without a head."""
+    """Encoder without a head. It is a decoder if `config.is_decoder` is set."""
 
     submodule_classes: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
 
@@ -268,7 +268,7 @@ class BertModule(nnx.Module):
 
         Args:
             input_ids: Token IDs, `(batch, length)`.
-            segment_ids: Document numbers of packed rows, `(batch, length)`, or `None`.
+            segment_ids: Document number of each token in packed rows, `(batch, length)`, or `None`.
         """
         if segment_ids is not None:
             return nn.positions_in_segments(segment_ids)

@@ -1,6 +1,6 @@
 """BERT models: one module for each head, and the public classes.
 
-Other families (RoBERTa, MegatronBERT) derive from these classes, with their own encoder and
+Other families (RoBERTa, MegatronBERT) derive from these classes and replace the encoder and the
 language modeling head.
 """
 
@@ -25,10 +25,10 @@ from hfseq_plugins.common import num_labels
 
 
 class ModelWithHead(nnx.Module):
-    """An encoder under its checkpoint name, to which subclasses add a head.
+    """An encoder to which subclasses add a head.
 
     Attributes:
-        prefix: Name of the encoder in checkpoints.
+        prefix: Name of the encoder in checkpoints, which is also its attribute name.
         module: Class of the encoder.
         use_pooler: Whether the encoder has a pooler.
         classifier_dropout_field: Name of the configuration field with the dropout rate of the head.
@@ -53,7 +53,7 @@ class ModelWithHead(nnx.Module):
 
     @property
     def word_embeddings(self) -> nn.Embed:
-        """The embedding table that a tied head shares."""
+        """The word embeddings, which a tied head also uses."""
         return getattr(self, self.prefix).embeddings.word_embeddings
 
 
@@ -94,7 +94,7 @@ class VocabularyHead(nnx.Module):
         x: jax.Array,  # (batch, length, hidden)
         embeddings: nn.Embed,
     ) -> jax.Array:
-        """Maps `(..., hidden)` to logits, `(..., vocab_size)`."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         x = self.transform_states(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
         return nn.add_bias(logits, self.bias[...])
@@ -121,7 +121,7 @@ class Predictions(VocabularyHead):
 
 
 class PreTrainingHeads(nnx.Module):
-    """The checkpoint's `cls`: heads for masked language modeling and next sentence prediction."""
+    """Heads for masked language modeling and next sentence prediction. Named `cls` in files."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class LanguageModel(ModelWithHead):
         self.add_head(config, rngs)
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
-        """Creates the language modeling head under its checkpoint name."""
+        """Creates the language modeling head, with its name in checkpoints."""
         self.cls = PreTrainingHeads(config, rngs)
 
     @property
@@ -159,11 +159,11 @@ class MaskedLM(LanguageModel):
     def __call__(
         self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments, then the head.
+        """Passes all other arguments to the encoder, then applies the head.
 
         Args:
-            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
-                All positions by default.
+            masked_positions: Indices of the `k` tokens to predict in each group of rows,
+                `(groups, k)`, see `hfseq.nn.gather_positions`. The default is all tokens.
 
         Returns:
             Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
@@ -179,7 +179,7 @@ class CausalLM(LanguageModel):
     """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         outputs = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=self.vocabulary_head(outputs.last_hidden_state, self.word_embeddings),
@@ -199,7 +199,7 @@ class PreTraining(ModelWithHead):
         self.cls = PreTrainingHeads(config, rngs, next_sentence=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns the logits of both heads."""
+        """Passes all arguments to the encoder. Returns the logits of both heads."""
         outputs = self.encode(*args, **kwargs)
         return out.FlaxBertForPreTrainingOutput(
             prediction_logits=self.cls.predictions(outputs.last_hidden_state, self.word_embeddings),  # type: ignore[misc]  # created in __init__
@@ -219,7 +219,7 @@ class NextSentencePrediction(ModelWithHead):
         self.cls = PreTrainingHeads(config, rngs, predict=False, next_sentence=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, 2)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, 2)`."""
         outputs = self.encode(*args, **kwargs)
         logits = self.cls.seq_relationship(outputs.pooler_output)  # type: ignore[misc]  # created in __init__
         return out.FlaxNextSentencePredictorOutput(
@@ -237,14 +237,14 @@ class SequenceClassification(ModelWithHead):
         self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, num_labels)`."""
         outputs = self.encode(*args, rngs=rngs, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output, rngs))
         return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class MultipleChoice(ModelWithHead):
-    """Multiple choice. Inputs are `(batch, choices, length)`, logits `(batch, choices)`."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`."""
 
     use_pooler = True
 
@@ -254,7 +254,7 @@ class MultipleChoice(ModelWithHead):
 
     def __call__(
         self,
-        input_ids: jax.Array,  # (batch, length)
+        input_ids: jax.Array,  # (batch, choices, length)
         rngs: Keys | None = None,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
@@ -266,7 +266,7 @@ class MultipleChoice(ModelWithHead):
         return out.FlaxMultipleChoiceModelOutput(logits, outputs.hidden_states, outputs.attentions)
 
     def pool(self, outputs: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
-        """Returns the vector of each choice, `(batch * choices, hidden)`."""
+        """Returns the pooled hidden state of each choice, `(batch * choices, hidden)`."""
         return self.dropout(outputs.pooler_output, rngs)
 
 
@@ -278,7 +278,7 @@ class TokenClassification(ModelWithHead):
         self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
         outputs = self.encode(*args, rngs=rngs, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state, rngs))
         return out.FlaxTokenClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -292,7 +292,7 @@ class QuestionAnswering(ModelWithHead):
         self.qa_outputs = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments.
+        """Passes all arguments to the encoder.
 
         Returns start and end logits, `(batch, length)`.
         """
@@ -337,8 +337,8 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
         Token IDs, positions and masks are `(batch, length)`, or `(batch, choices, length)` for
-        multiple choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0
-        is padding.
+        multiple choice. For packed rows, `segment_ids`, `(batch, length)`, is the document number
+        of each token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -388,18 +388,18 @@ class FlaxBertForCausalLM(CausalGeneration, FlaxBertPreTrainedModel):
 
     @classmethod
     def torch_class_name(cls) -> str:
-        """Returns the name of the PyTorch class, which breaks the naming pattern."""
+        """Returns the name of the PyTorch class, which does not follow the naming pattern."""
         return "BertLMHeadModel"
 
 
 class FlaxBertForNextSentencePrediction(FlaxBertPreTrainedModel):
-    """BERT with the next-sentence head."""
+    """BERT with a next sentence prediction head."""
 
     module_class = NextSentencePrediction
 
 
 class FlaxBertForSequenceClassification(FlaxBertPreTrainedModel):
-    """BERT for sequence classification, on the pooled first token."""
+    """BERT for sequence classification, from the pooled first token."""
 
     module_class = SequenceClassification
 

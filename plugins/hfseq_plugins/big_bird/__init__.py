@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers BigBird with the heads that Transformers 4 had in Flax."""
+    """Registers BigBird with the task heads that Transformers 4 had in Flax."""
     register(
         "big_bird",
         config="transformers:BigBirdConfig",

@@ -1,8 +1,9 @@
-"""BigBird (Zaheer et al., 2020): BERT with block-sparse attention. Names are those of BERT.
+"""BigBird (Zaheer et al., 2020): BERT with block-sparse attention. Attributes are named as in BERT.
 
-Every token attends to the first and the last block, to its own block and its two neighbors, and, in
-training, to some random blocks, drawn for each layer and head. Outside of training, as in PyTorch,
-the first block takes the place of each random block. Rows that are too short use full attention.
+A sequence is divided into blocks of tokens. Every token attends to the first and the last block, to
+the block that contains it, and to the two neighbors of this block. In training, it also attends to
+some random blocks, which are drawn for each layer and head. Outside of training, the first block is
+used in place of each random block, as in PyTorch. Short sequences use full attention.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BertModule, FlatPooler, dense
 from hfseq_plugins.roberta import modeling as roberta
 
-# Blocks that attend to all blocks, and that all blocks attend to.
+# The first and the last block. They attend to all blocks, and all blocks attend to them.
 END_BLOCKS = (slice(0, 1), slice(-1, None))
 
 
 def max_full_length(config: BigBirdConfig) -> int | None:
-    """Returns the maximum row length that uses full attention. `None` if all rows use it."""
+    """Returns the maximum length of sequences with full attention, or `None` if all use it."""
     if config.attention_type not in ("original_full", "block_sparse"):
         raise UsageError(
             f"unknown attention_type='{config.attention_type}' in the configuration "
@@ -67,13 +68,13 @@ class Embeddings(encoder.Embeddings):
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Returns a Linear of the attention, with a bias if `config.use_bias` is set."""
+    """Returns a projection of the attention, with a bias if `config.use_bias` is set."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=config.use_bias)
 
 
 class SelfAttention(encoder.SelfAttention):
-    """Multi-head attention: full, or block-sparse for rows that are long enough."""
+    """Multi-head attention: full for short sequences, block-sparse for long ones."""
 
     linear = staticmethod(linear)
 
@@ -124,32 +125,42 @@ class SelfAttention(encoder.SelfAttention):
         token_mask: jax.Array,
         rngs: Keys | None,
     ) -> jax.Array:
-        """Computes the attention of all blocks but the first and the last.
+        """Computes the attention of all query blocks except the first and the last.
 
         Args:
             query: Queries, `(batch, blocks, block_size, heads, head_dim)`.
             key: Keys, same shape.
             value: Values, same shape.
             token_mask: Mask of real tokens, `(batch, blocks, block_size)`.
-            rngs: Keys for the random blocks, or `None` outside of training.
+            rngs: PRNG keys to draw the random blocks, or `None` outside of training.
 
         Returns:
             The output, `(batch, tokens, heads, head_dim)`.
         """
         batch, blocks = query.shape[:2]
         num_rows = blocks - 2
-        # Neighbors of the first and last block would attend to it twice. Mask one of the copies.
+        # For the second query block, the first block is both a neighbor and an end block, so the
+        # queries would attend to it twice. The same is true for the last block and the
+        # second-to-last query block. One of the copies is masked.
         is_first = np.ones((num_rows, 5), bool)
         is_first[0, 1] = is_first[-1, -1] = False
         random_indices = self._draw_random_blocks(blocks, rngs)
 
         def fixed_blocks(x: jax.Array) -> jax.Array:
-            """Returns the blocks that are not random, `(batch, num_rows, 5, block_size, ...)`."""
+            """Returns the blocks that each query block always attends to.
+
+            These are the first block, the block before the query block, the query block itself, the
+            block after it, and the last block. The shape is `(batch, num_rows, 5, block_size,
+            ...)`, where `num_rows` is the number of query blocks without the first and the last.
+            """
             first, last = (jnp.broadcast_to(x[:, at], x[:, 2:].shape) for at in END_BLOCKS)
             return jnp.stack([first, x[:, :-2], x[:, 1:-1], x[:, 2:], last], 2)
 
         def gather_blocks(x: jax.Array) -> jax.Array:
-            """Returns keys or values of each row, `(batch * num_rows, keys, heads, head_dim)`."""
+            """Returns the keys or values that each query block attends to.
+
+            The shape is `(batch * num_rows, keys, heads, head_dim)`.
+            """
             fixed = fixed_blocks(x)
             if random_indices is None:
                 shape = (batch, num_rows, self.num_random_blocks, *x.shape[2:])
@@ -179,9 +190,13 @@ class SelfAttention(encoder.SelfAttention):
         return attn_output.reshape(batch, -1, *attn_output.shape[2:])
 
     def _draw_random_blocks(self, blocks: int, rngs: Keys | None) -> jax.Array | None:
-        """Draws random blocks, `(heads, num_rows, num_random_blocks)`, or returns `None`.
+        """Draws the random blocks of each query block except the first and the last.
 
-        Blocks that a row attends to anyway are excluded.
+        The blocks that a query block always attends to are excluded.
+
+        Returns:
+            Block indices, `(heads, blocks - 2, num_random_blocks)`, or `None` without random
+            blocks.
         """
         if rngs is None or self.num_random_blocks == 0:
             return None
@@ -203,7 +218,7 @@ class Attention(encoder.Attention):
 
 
 class Layer(encoder.Layer):
-    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
+    """Self-attention, feed-forward and, if `config.add_cross_attention` is set, cross-attention."""
 
     submodule_classes = (Attention, encoder.Intermediate, encoder.Output)
 
@@ -215,7 +230,7 @@ class Encoder(encoder.Encoder):
 
 
 class BigBirdModule(BertModule):
-    """BigBird encoder, or decoder, without a head."""
+    """BigBird encoder without a head. It is a decoder if `config.is_decoder` is set."""
 
     submodule_classes = (Embeddings, Encoder)
 
@@ -264,7 +279,7 @@ class BigBirdModule(BertModule):
             jnp.pad(x, ((0, 0), (0, -length % self.block_size)))
             for x in (input_ids, mask, token_types, position_ids)
         )
-        with nn.row_guarantees(None):  # padding has changed the row lengths
+        with nn.row_guarantees(None):  # they are not valid for padded rows
             output = super().__call__(*padded, *other_inputs, **flags)  # type: ignore[arg-type, call-arg]  # the first four arguments are arrays
         states = output.hidden_states
         return output.replace(
@@ -292,13 +307,13 @@ class PreTraining(BigBirdMixin, bert.PreTraining):
     """Masked language modeling and next sentence prediction."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns the logits of both heads."""
+        """Passes all arguments to the encoder. Returns the logits of both heads."""
         output = super().__call__(*args, **kwargs)
         return out.FlaxBigBirdForPreTrainingOutput(**vars(output))
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """Classifier on the first token, with the activation of the configuration."""
+    """Classification head on the first token, with the activation from the configuration."""
 
     activation = None
 
@@ -336,7 +351,7 @@ class QuestionAnsweringHead(nnx.Module):
 
 
 class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
-    """Extractive question answering. Answers inside of the question are excluded."""
+    """Extractive question answering. Answers do not contain tokens of the question."""
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -356,7 +371,7 @@ class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
         rngs: Keys | None = None,
         **flags: Any,
     ) -> out.FlaxModelOutput:
-        if question_lengths is None:  # up to the first separator
+        if question_lengths is None:  # the question ends at the first separator
             question_lengths = jnp.argmax(input_ids == self.sep_token_id, -1) + 1
         index = jnp.arange(input_ids.shape[1])[None]
         is_question = index < question_lengths.reshape(-1, 1)
@@ -388,7 +403,10 @@ class FlaxBigBirdPreTrainedModel(bert.FlaxBertPreTrainedModel):
     config_class = BigBirdConfig
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns an unused pooler for models without one, which the PyTorch classes require."""
+        """Returns a pooler for models without one.
+
+        The PyTorch classes do not use it, but require it in checkpoints.
+        """
         module, width = self.module_class, self.config.hidden_size
         if module is BigBirdModule or module is QuestionAnswering or module.use_pooler:
             return {}
@@ -428,7 +446,7 @@ class FlaxBigBirdForCausalLM(CausalGeneration, FlaxBigBirdPreTrainedModel):
 
 
 class FlaxBigBirdForSequenceClassification(FlaxBigBirdPreTrainedModel):
-    """BigBird for sequence classification, on the first token."""
+    """BigBird for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 
@@ -470,8 +488,9 @@ class FlaxBigBirdForQuestionAnswering(FlaxBigBirdPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `question_lengths`, `(batch,)`, contains the number of tokens of each question. Questions
-        come first and contain no answer. By default a question ends at the first separator.
+        `question_lengths`, `(batch,)`, is the number of tokens of each question. The question
+        precedes the context, and no answer is predicted inside of it. By default a question ends at
+        the first separator.
         """
         model_inputs = {
             "input_ids": input_ids,

@@ -1,4 +1,4 @@
-"""Sharding rules of BigBird: those of BERT, and the pooler."""
+"""Sharding rules of BigBird: the rules of BERT, and rules for the pooler."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

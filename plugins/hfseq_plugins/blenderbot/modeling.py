@@ -1,6 +1,6 @@
 """Blenderbot (Roller et al., 2021): pre-norm BART without a norm of the embeddings.
 
-Unlike in BART, the position table has no unused rows.
+BART has two unused position embeddings at the start. Blenderbot has none.
 """
 
 from __future__ import annotations

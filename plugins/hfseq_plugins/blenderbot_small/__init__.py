@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers small Blenderbot with the heads that Transformers 4 had in Flax."""
+    """Registers small Blenderbot with the task heads that Transformers 4 had in Flax."""
     register(
         "blenderbot-small",
         config="transformers:BlenderbotSmallConfig",

@@ -1,6 +1,7 @@
-"""Blenderbot Small (Roller et al., 2021): BART whose position table has no unused rows.
+"""Blenderbot Small (Roller et al., 2021): BART without unused position embeddings.
 
-The decoder does not scale token embeddings and normalizes them before it adds positions.
+The decoder does not scale the token embeddings. It normalizes them before it adds the position
+embeddings.
 """
 
 from __future__ import annotations

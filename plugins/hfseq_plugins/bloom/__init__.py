@@ -16,7 +16,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers BLOOM with the heads that Transformers 4 had in Flax."""
+    """Registers BLOOM with the task heads that Transformers 4 had in Flax."""
     register(
         "bloom",
         config="transformers:BloomConfig",

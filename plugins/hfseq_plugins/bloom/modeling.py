@@ -1,7 +1,7 @@
-"""BLOOM (BigScience Workshop, 2022) on Flax NNX. Attribute names are those of the checkpoint.
+"""BLOOM (BigScience Workshop, 2022) on Flax NNX. Module attributes are named as in checkpoints.
 
-Positions are a bias of attention scores that grows with the position of the key (ALiBi, Press et
-al., 2021).
+Instead of position embeddings, BLOOM adds a bias to attention scores that grows with the position
+of the key (ALiBi, Press et al., 2021).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hfseq_plugins.decoder.modeling import linear
 
 
 class Attention(nn.CachedAttention):
-    """Causal attention. In the fused projection, query, key and value of a head are adjacent."""
+    """Causal attention with one projection that computes query, key and value of each head."""
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         super().__init__()
@@ -78,7 +78,7 @@ class Block(nnx.Module):
     """Pre-norm layer: attention and feed-forward.
 
     If `config.apply_residual_connection_post_layernorm` is set, the residual connections start
-    after the norms.
+    after the norms instead of before them.
     """
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
@@ -128,7 +128,9 @@ class Transformer(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        # Correct for packed rows too: a bias that is equal for all keys of a query has no effect.
+        # In packed rows, positions are counted from the start of the row instead of the document.
+        # This adds the same number to the scores of all keys of a query, which does not change the
+        # attention weights.
         positions = None if attention_mask is None else nn.positions_from_mask(attention_mask)
         x, attentions, layer_inputs = nn.run_layers(
             self.h,
@@ -205,9 +207,9 @@ class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` is `(batch, length)`. `attention_mask` is `(batch, length)`, or covers the whole
-        cache if there is one. `segment_ids`, `(batch, length)`, numbers the documents of packed
-        rows.
+        `input_ids` is `(batch, length)`. `attention_mask` is `(batch, length)`, or `(batch,
+        cache_length)` with a cache. For packed rows, `segment_ids`, `(batch, length)`, is the
+        document number of each token.
         """
         model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(

@@ -1,4 +1,7 @@
-"""Sharding rules of BLOOM: column- and row-parallel pairs, as in Megatron-LM, by whole heads."""
+"""Sharding rules of BLOOM: column- and row-parallel pairs, as in Megatron-LM.
+
+The columns of a head in the fused projection are not split.
+"""
 
 RULES = [
     (r"word_embeddings/embedding$", "embedding"),

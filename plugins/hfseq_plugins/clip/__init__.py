@@ -36,7 +36,7 @@ PARTS = {
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers CLIP and its two halves, with the classes that Transformers 4 had in Flax."""
+    """Registers CLIP and its two encoders, with the classes that Transformers 4 had in Flax."""
     for model_type, (config, classes, description) in PARTS.items():
         register(
             model_type,

@@ -1,7 +1,8 @@
-"""CLIP (Radford et al., 2021) on Flax NNX. Attribute names are those of the checkpoint.
+"""CLIP (Radford et al., 2021) on Flax NNX. Module attributes are named as in checkpoints.
 
-The text encoder is pooled at the end of the text, the image encoder at its class token. Both have
-the same layers.
+The pooled output of the text encoder is the hidden state of the end-of-text token. The pooled
+output of the image encoder is the hidden state of the class token. Both encoders use the same layer
+class.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hfseq.nn.visible import Mask
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Returns a Linear whose initial weights shrink with the number of layers."""
+    """Returns a linear layer whose initial weights are smaller in models with more layers."""
     std = (2 * config.hidden_size * config.num_hidden_layers) ** -0.5
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_factor * std), rngs)
 
@@ -194,7 +195,8 @@ class TextTransformer(nnx.Module):
 
     def ends(self, ids: jax.Array) -> jax.Array:
         """Returns the index of the first end-of-text token, `(batch,)`."""
-        # Older configurations contain a wrong value, 2. There the end is the largest ID of a row.
+        # Older configurations contain a wrong eos_token_id, 2. The end-of-text token is then the
+        # token with the largest ID.
         return (ids if self.eos == 2 else ids == self.eos).argmax(-1)  # type: ignore[union-attr]  # an array
 
 
@@ -224,7 +226,7 @@ class VisionEmbeddings(nnx.Module):
 
 
 class VisionTransformer(nnx.Module):
-    """Image encoder. Its last hidden state is not normalized, its pooled output is."""
+    """Image encoder. Only the pooled output is normalized, not the last hidden state."""
 
     def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
         self.embeddings = VisionEmbeddings(config, rngs)
@@ -247,13 +249,13 @@ class VisionTransformer(nnx.Module):
 
 
 class Text(nnx.Module):
-    """Text encoder under its checkpoint name."""
+    """Contains the text encoder as the attribute `text_model`, as in checkpoints."""
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the text encoder with these arguments."""
+        """Passes all arguments to the text encoder."""
         return self.text_model(*args, **kwargs)
 
 
@@ -265,7 +267,7 @@ class TextWithProjection(Text):
         self.text_projection = projection(config, config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the text encoder with these arguments.
+        """Passes all arguments to the text encoder.
 
         Returns text embeddings, `(batch, projection_dim)`.
         """
@@ -279,7 +281,7 @@ class TextWithProjection(Text):
 
 
 class Vision(nnx.Module):
-    """Image encoder under its checkpoint name."""
+    """Contains the image encoder as the attribute `vision_model`, as in checkpoints."""
 
     def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
         self.vision_model = VisionTransformer(config, rngs)
@@ -301,7 +303,7 @@ class Vision(nnx.Module):
 
 
 class CLIP(nnx.Module):
-    """Text and image encoders, their projections to a joint space, and the similarity there."""
+    """Text and image encoder with projections to a joint embedding space."""
 
     def __init__(self, config: CLIPConfig, rngs: nnx.Rngs):
         text, vision = config.text_config, config.vision_config
@@ -319,7 +321,7 @@ class CLIP(nnx.Module):
         *,
         rngs: Keys | None = None,
     ) -> jax.Array:
-        """Returns the projections of texts, `(batch, projection_dim)`."""
+        """Returns the projected embeddings of texts, `(batch, projection_dim)`."""
         outputs = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs)
         return self.text_projection(outputs.pooler_output)
 
@@ -329,7 +331,7 @@ class CLIP(nnx.Module):
         *,
         rngs: Keys | None = None,
     ) -> jax.Array:
-        """Returns the projections of images, `(batch, projection_dim)`."""
+        """Returns the projected embeddings of images, `(batch, projection_dim)`."""
         return self.visual_projection(self.vision_model(pixel_values, rngs=rngs).pooler_output)
 
     def __call__(
@@ -380,8 +382,8 @@ def _unit(x: jax.Array) -> jax.Array:
 class FlaxCLIPTextPreTrainedModel(FlaxPreTrainedModel):
     """Base class of the CLIP text encoders: configuration, checkpoint names and call signature.
 
-    They also load checkpoints of the full CLIP model. Names may have the prefix `text_model` or
-    not.
+    The text encoders also load checkpoints of the full CLIP model. The names of tensors in a
+    checkpoint may start with the prefix `text_model`.
     """
 
     config_class = CLIPTextConfig
@@ -405,8 +407,8 @@ class FlaxCLIPTextPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` and `attention_mask` are `(batch, length)`. `segment_ids`, `(batch, length)`,
-        numbers the documents of packed rows. 0 is padding.
+        `input_ids` and `attention_mask` are `(batch, length)`. For packed rows, `segment_ids`,
+        `(batch, length)`, is the document number of each token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -491,7 +493,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` and `attention_mask` are `(texts, length)`, `pixel_values` is `(images,
+        `input_ids` and `attention_mask` are `(texts, length)`, and `pixel_values` is `(images,
         channels, height, width)`. The numbers of texts and images may differ.
         """
         model_inputs = {
@@ -520,7 +522,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         train: bool = False,
     ) -> Any:
-        """Returns the projections of texts, `(batch, projection_dim)`, not normalized."""
+        """Returns the projected embeddings of texts, `(batch, projection_dim)`, not normalized."""
         model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -535,7 +537,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         train: bool = False,
     ) -> Any:
-        """Returns the projections of images, `(batch, projection_dim)`, not normalized."""
+        """Returns the projected embeddings of images, `(batch, projection_dim)`, not normalized."""
         model_inputs = {"pixel_values": pixel_values}
         return self._features("get_image_features", model_inputs, params, dropout_rng, train)
 
@@ -551,6 +553,6 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxCLIPModel(FlaxCLIPPreTrainedModel):
-    """CLIP: similarity of images and texts."""
+    """CLIP, which computes the similarities of images and texts."""
 
     module_class = CLIP

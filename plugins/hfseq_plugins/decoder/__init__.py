@@ -1,1 +1,1 @@
-"""Llama-style decoders: one implementation and a table of the differences between families."""
+"""One implementation of all Llama-style decoders, with options for the different families."""

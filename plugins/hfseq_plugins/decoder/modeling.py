@@ -1,7 +1,9 @@
-"""Llama-style decoders (Touvron et al., 2023) on Flax NNX. Names are those of the checkpoints.
+"""Llama-style decoders (Touvron et al., 2023) on Flax NNX. Module attributes are named as in
+checkpoints.
 
-A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. Where
-families differ, and the configuration does not say so, `FAMILY_OPTIONS` does.
+A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. Some
+differences between families are not options of their configurations. `FAMILY_OPTIONS` contains
+these differences.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclasses.dataclass(frozen=True)
 class FamilyOptions:
-    """Differences between a family and Llama that its configuration does not contain.
+    """Differences between a family and Llama that are not options of the configuration.
 
     Attributes:
         sliding_window: Whether every layer uses the configuration's `sliding_window`, if it is set.
@@ -38,7 +40,8 @@ class FamilyOptions:
         scale_embeddings: Whether embeddings are multiplied by the square root of the hidden size.
         post_norms: Whether the output of each block is normalized before it is added to the
             residual.
-        qk_norm: Whether the heads of queries and keys are normalized before they are rotated.
+        qk_norm: Whether queries and keys are normalized per head before rotary embeddings are
+            applied.
         qkv_bias: Whether the query, key and value projections have biases. The output projection
             has none.
         softcap: Whether attention scores are capped by the configuration's
@@ -71,9 +74,9 @@ FAMILY_OPTIONS = {
 
 
 def family_options(config: PreTrainedConfig) -> FamilyOptions:
-    """Returns the options of a configuration's family.
+    """Returns the `FamilyOptions` of the family that a configuration belongs to.
 
-    Derived configuration classes inherit them.
+    For a subclass of a registered configuration class, these are the options of its parent.
     """
     types = (vars(parent).get("model_type") for parent in type(config).__mro__)
     return next(FAMILY_OPTIONS[name] for name in types if name in FAMILY_OPTIONS)
@@ -82,8 +85,8 @@ def family_options(config: PreTrainedConfig) -> FamilyOptions:
 def is_causal(config: PreTrainedConfig) -> bool:
     """Returns whether attention is causal.
 
-    EmbeddingGemma is a Gemma 3 with bidirectional attention. `is_causal=False` makes any family
-    bidirectional, as in Transformers.
+    `is_causal=False` in the configuration makes any family bidirectional, as in Transformers. In
+    EmbeddingGemma, which is a bidirectional Gemma 3, `use_bidirectional_attention` is set instead.
     """
     bidirectional = getattr(config, "use_bidirectional_attention", None)
     return family_options(config).causal and nn.is_causal(config) and not bidirectional
@@ -111,13 +114,13 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """Returns a Linear with the configuration's initialization."""
+    """Returns a linear layer with the initialization of the configuration."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
 
 def head_size(config: PreTrainedConfig) -> int:
-    """Returns the size of an attention head, which may differ from `hidden_size / heads`."""
+    """Returns the number of features per attention head, by default `hidden_size / heads`."""
     width = getattr(config, "head_dim", None)
     return width or config.hidden_size // config.num_attention_heads
 
@@ -189,7 +192,8 @@ class MLP(nnx.Module):
         self.gate_proj = linear(config, width, inner, rngs, bias)
         self.up_proj = linear(config, width, inner, rngs, bias)
         self.down_proj = linear(config, inner, width, rngs, bias)
-        # A file may have both names. Each family reads the one of its configuration class.
+        # A config.json may contain both names. Each family reads the name that its configuration
+        # class defines.
         own_name = hasattr(type(config), "hidden_activation")
         name = "hidden_activation" if own_name else "hidden_act"
         self.act = nn.activation(getattr(config, name))
@@ -203,20 +207,23 @@ def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm:
 
     Args:
         config: Model configuration.
-        width: Number of features, the hidden size by default.
+        width: Number of features. The default is the hidden size.
     """
     width, offset = width or config.hidden_size, family_options(config).norm_offset
     return nn.RMSNorm(width, config.rms_norm_eps, leaf="weight", offset=offset)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each with a norm before and, in some families, after it.
+    """Attention and feed-forward block, each preceded by a norm.
+
+    In some families, each block is also followed by a norm.
 
     Args:
         config: Model configuration.
         rngs: Random number generators for the initial values.
         attention_type: `full_attention` or `sliding_attention`.
-        use_rotary: Whether queries and keys are rotated. Layers without it have no positions.
+        use_rotary: Whether the layer uses rotary embeddings. Without them, the layer uses no
+            position information.
     """
 
     def __init__(
@@ -307,8 +314,9 @@ class Decoder(nnx.Module):
         }
         x = self.embed_tokens(input_ids)
         if self.embedding_scale is not None:
-            # The factor is rounded to half precision, as in PyTorch. `where` always selects the
-            # product. It keeps the compiler from fusing the unrounded product into the first layer.
+            # As in PyTorch, the factor and the scaled embeddings are rounded to the dtype of `x`.
+            # The `where` does not change the result. It keeps the compiler from fusing the
+            # multiplication into the first layer without this rounding.
             scaled = x * jnp.asarray(self.embedding_scale, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
         x, attentions, layer_inputs = nn.run_layers(
@@ -341,7 +349,7 @@ class CausalLM(nnx.Module):
         self.softcap = getattr(config, "final_logit_softcapping", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits = head(output.last_hidden_state)
@@ -353,7 +361,7 @@ class CausalLM(nnx.Module):
 
 
 def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
-    """Returns the hidden state of the last token of each row that is not padding.
+    """Returns the hidden state of the last token that is not padding, for each sequence.
 
     Args:
         states: Hidden states, `(batch, length, hidden)`.
@@ -364,7 +372,7 @@ def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) 
         Hidden states, `(batch, hidden)`.
 
     Raises:
-        UsageError: There are several rows and `pad` is `None`.
+        UsageError: The batch has several rows, and `pad` is `None`.
     """
     rows, length = input_ids.shape
     if pad is None and rows > 1:
@@ -378,7 +386,7 @@ def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) 
 
 
 class SequenceClassification(nnx.Module):
-    """Sequence classification or regression, on the last token that is not padding."""
+    """Sequence classification or regression, from the last token that is not padding."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model, self.pad = Decoder(config, rngs), config.pad_token_id
@@ -390,7 +398,7 @@ class SequenceClassification(nnx.Module):
         *args: Any,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, *args, **kwargs)
         states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
@@ -411,7 +419,7 @@ class TokenClassification(nnx.Module):
         self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, num_labels)`."""
         output = self.model(*args, rngs=rngs, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.score(self.dropout(output.last_hidden_state, rngs)),
@@ -434,7 +442,7 @@ class QuestionAnswering(nnx.Module):
         self.qa_outputs = linear(config, config.hidden_size, 2, rngs, bias=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments.
+        """Passes all arguments to the decoder.
 
         Returns start and end logits, `(batch, length)`.
         """
@@ -469,8 +477,8 @@ class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. `segment_ids`,
-        `(batch, length)`, numbers the documents of packed rows. 0 is padding.
+        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. For packed rows,
+        `segment_ids`, `(batch, length)`, is the document number of each token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -492,17 +500,18 @@ class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
-    """Base class of the Llama-style families: checkpoint names."""
+    """Base class of the Llama-style families, with their names in checkpoints."""
 
     base_model_prefix = "model"
     weight_aliases: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_emb\.inv_freq$")
 
     def max_length(self) -> int | None:
-        """Returns the longest sequence for which the model was made.
+        """Returns the maximum sequence length, or `None` for no limit.
 
-        YaRN and linear scaling extend the trained length by their factor, which published
-        configurations do not include in `max_position_embeddings`. Dynamic scaling has no limit.
+        YaRN and linear scaling of rotary embeddings multiply the trained length by a factor.
+        `max_position_embeddings` in published configurations does not include this factor. With
+        dynamic scaling, the length has no limit.
         """
         rope, length = nn.rope_parameters(self.config), super().max_length()
         if rope["rope_type"] == "dynamic" or length is None:

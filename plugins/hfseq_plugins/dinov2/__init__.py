@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers DINOv2 with the heads that Transformers 4 had in Flax."""
+    """Registers DINOv2 with the task heads that Transformers 4 had in Flax."""
     register(
         "dinov2",
         config="transformers:Dinov2Config",

@@ -18,7 +18,7 @@ from hfseq_plugins.vit.modeling import dense
 
 
 class Embeddings(vit.Embeddings):
-    """ViT embeddings whose positions are interpolated to the image size, with a mask token."""
+    """ViT embeddings with a mask token. Position embeddings are interpolated to the image size."""
 
     def __init__(self, config: Dinov2Config, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -97,7 +97,7 @@ class SwiGLU(nnx.Module):
 
     def __init__(self, config: Dinov2Config, rngs: nnx.Rngs):
         width = config.hidden_size
-        # Two thirds of the width of MLP, rounded up to a multiple of eight.
+        # Two thirds of the inner width of `MLP`, rounded up to a multiple of eight.
         inner = (int(int(width * config.mlp_ratio) * 2 / 3) + 7) // 8 * 8
         self.weights_in = dense(config, width, 2 * inner, rngs)
         self.weights_out = dense(config, inner, width, rngs)
@@ -170,7 +170,7 @@ class Dinov2(nnx.Module):
 
 
 class ImageClassification(nnx.Module):
-    """Image classification, on the class token and the mean of the patches."""
+    """Image classification, from the class token and the mean of the patches."""
 
     def __init__(self, config: Dinov2Config, rngs: nnx.Rngs):
         self.dinov2 = Dinov2(config, rngs)
@@ -203,7 +203,8 @@ class FlaxDinov2PreTrainedModel(FlaxVisionPreTrainedModel):
     config_class = Dinov2Config
     base_model_prefix = "dinov2"
     any_image_size = True
-    # Names in memory of the PyTorch classes since Transformers 5. Files keep the old names.
+    # Transformers 5 renamed the modules of the PyTorch classes. The tensors in checkpoint files
+    # keep the old names.
     weight_synonyms = {
         "attention.q_proj": "attention.attention.query",
         "attention.k_proj": "attention.attention.key",

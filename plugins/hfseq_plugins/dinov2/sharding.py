@@ -1,6 +1,6 @@
-"""Sharding rules of DINOv2: those of ViT.
+"""Sharding rules of DINOv2: the rules of ViT, and rules for feed-forward blocks and layer scale.
 
-Both halves of SwiGLU share a kernel, which is not split by columns.
+The two input projections of SwiGLU are stored in one kernel, whose columns are not split.
 """
 
 from hfseq_plugins.vit.sharding import RULES as VIT

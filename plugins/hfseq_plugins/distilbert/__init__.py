@@ -16,7 +16,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers DistilBERT with the heads that Transformers 4 had in Flax."""
+    """Registers DistilBERT with the task heads that Transformers 4 had in Flax."""
     register(
         "distilbert",
         config="transformers:DistilBertConfig",

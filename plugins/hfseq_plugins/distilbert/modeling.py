@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al., 2019) on Flax NNX. Attribute names are those of the checkpoint.
+"""DistilBERT (Sanh et al., 2019) on Flax NNX. Module attributes are named as in checkpoints.
 
-DistilBERT is BERT without token types and pooler, with other parameter names.
+DistilBERT is BERT without token types and without a pooler, and with other parameter names.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class SinusoidalPositions(nnx.Module):
         self.size = (config.max_position_embeddings, config.dim)
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.size)), ids, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class StoredPositions(nn.Embed):
-    """Position embeddings from a checkpoint instead of sinusoids.
+    """Position embeddings that are loaded from a checkpoint instead of computed.
 
     They are not trained, as in PyTorch.
     """
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
@@ -239,11 +239,11 @@ class MaskedLM(ModelWithHead):
     def __call__(
         self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments, then the head.
+        """Passes all other arguments to the encoder, then applies the head.
 
         Args:
-            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
-                All positions by default.
+            masked_positions: Indices of the `k` tokens to predict in each group of rows,
+                `(groups, k)`, see `hfseq.nn.gather_positions`. The default is all tokens.
 
         Returns:
             Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
@@ -258,7 +258,7 @@ class MaskedLM(ModelWithHead):
 
 
 class SequenceClassification(ModelWithHead):
-    """Sequence classification or regression, on the first token."""
+    """Sequence classification or regression, from the first token."""
 
     rate = "seq_classif_dropout"
 
@@ -272,7 +272,7 @@ class SequenceClassification(ModelWithHead):
         return num_labels(config)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, num_labels)`."""
         outputs = self.distilbert(*args, rngs=rngs, **kwargs)
         x = jax.nn.relu(self.pre_classifier(outputs.last_hidden_state[:, 0]))
         logits = self.classifier(self.dropout(x, rngs))
@@ -280,16 +280,16 @@ class SequenceClassification(ModelWithHead):
 
 
 class MultipleChoice(SequenceClassification):
-    """Multiple choice. Inputs are `(batch, choices, length)`, logits `(batch, choices)`."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`."""
 
     def labels(self, config: DistilBertConfig) -> int:
-        """Returns 1: the head computes one score for each choice."""
+        """Returns 1, because the head computes one score for each choice."""
         return 1
 
     def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids: jax.Array,  # (batch, length)
-        attention_mask: jax.Array | None = None,  # (batch, length)
+        input_ids: jax.Array,  # (batch, choices, length)
+        attention_mask: jax.Array | None = None,  # (batch, choices, length)
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
         _, choices, length = input_ids.shape
@@ -307,7 +307,7 @@ class TokenClassification(ModelWithHead):
         self.classifier = dense(config, config.dim, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
         outputs = self.distilbert(*args, rngs=rngs, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state, rngs))
         return out.FlaxTokenClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -323,7 +323,7 @@ class QuestionAnswering(ModelWithHead):
         self.qa_outputs = dense(config, config.dim, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments.
+        """Passes all arguments to the encoder.
 
         Returns start and end logits, `(batch, length)`.
         """
@@ -371,8 +371,8 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
         Token IDs and masks are `(batch, length)`, or `(batch, choices, length)` for multiple
-        choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0 is
-        padding.
+        choice. For packed rows, `segment_ids`, `(batch, length)`, is the document number of each
+        token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -395,7 +395,10 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
     def checkpoint_options(
         cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Adds `stored_positions=True` if a checkpoint contains other positions."""
+        """Adds `stored_positions=True` if a checkpoint has other position embeddings.
+
+        This is the case if they are not equal to the computed sinusoids.
+        """
         options = super().checkpoint_options(tensors, config)
         for name, tensor in tensors.items():
             if name.endswith("embeddings.position_embeddings.weight") and len(tensor.shape) == 2:
@@ -404,7 +407,7 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
         return options
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the computed positions, which PyTorch checkpoints contain."""
+        """Returns the computed position embeddings, which PyTorch checkpoints contain."""
         config = self.config
         if not config.sinusoidal_pos_embds or getattr(config, "stored_positions", False):
             return {}
@@ -426,7 +429,7 @@ class FlaxDistilBertForMaskedLM(FlaxDistilBertPreTrainedModel):
 
 
 class FlaxDistilBertForSequenceClassification(FlaxDistilBertPreTrainedModel):
-    """DistilBERT for sequence classification, on the first token."""
+    """DistilBERT for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 

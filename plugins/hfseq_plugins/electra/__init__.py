@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ELECTRA with the heads that Transformers 4 had in Flax."""
+    """Registers ELECTRA with the task heads that Transformers 4 had in Flax."""
     register(
         "electra",
         config="transformers:ElectraConfig",

@@ -1,7 +1,7 @@
-"""ELECTRA (Clark et al., 2020): BERT without a pooler, whose embeddings may be narrower.
+"""ELECTRA (Clark et al., 2020): BERT without a pooler.
 
-The discriminator detects replaced tokens. The generator is a masked language model. Attribute names
-are those of the checkpoint.
+The embeddings may be narrower than the hidden size. The discriminator detects replaced tokens. The
+generator is a masked language model. Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hfseq_plugins.roberta import modeling as roberta
 
 
 class ElectraModule(BertModule):
-    """ELECTRA encoder, or decoder, without a head."""
+    """ELECTRA encoder without a head. It is a decoder if `config.is_decoder` is set."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs, add_pooling_layer: bool = False):
         super().__init__(config, rngs, add_pooling_layer=False)
@@ -53,7 +53,7 @@ class DiscriminatorPredictions(nnx.Module):
 
 
 class ElectraMixin(bert.ModelWithHead):
-    """Names the encoder and the language modeling head as ELECTRA checkpoints do."""
+    """Mixin that names the encoder and the language modeling head as in ELECTRA checkpoints."""
 
     prefix = "electra"
     module = ElectraModule
@@ -66,7 +66,7 @@ class ElectraMixin(bert.ModelWithHead):
             self.generator_lm_head.kernel = nnx.data(None)  # type: ignore[arg-type]  # the kernel is tied
 
     def vocabulary_head(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        """Maps `(..., hidden)` to logits, `(..., vocab_size)`."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         x, head = self.generator_predictions(x), self.generator_lm_head
         return embeddings.attend(x, head.bias[...]) if head.kernel is None else head(x)
 
@@ -87,7 +87,7 @@ class PreTraining(ElectraMixin, bert.ModelWithHead):
         self.discriminator_predictions = DiscriminatorPredictions(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, length)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, length)`."""
         outputs = self.encode(*args, **kwargs)
         logits = self.discriminator_predictions(outputs.last_hidden_state)
         return out.FlaxElectraForPreTrainingOutput(
@@ -96,7 +96,7 @@ class PreTraining(ElectraMixin, bert.ModelWithHead):
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """Classifier on the first token, with a GELU activation."""
+    """Classification head on the first token, with a GELU activation."""
 
     activation = "gelu"
 
@@ -116,9 +116,11 @@ class QuestionAnswering(ElectraMixin, bert.QuestionAnswering):
 
 
 class SequenceSummary(nnx.Module):
-    """One vector per row: the first or last token, or the mean, and an optional projection.
+    """Summarizes each sequence by one vector.
 
-    The options `summary_*` of the configuration are those of Transformers' `SequenceSummary`.
+    The vector is the hidden state of the first or last token, or the mean over tokens, with an
+    optional projection. The configuration options `summary_*` are those of `SequenceSummary` in
+    Transformers.
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -144,7 +146,7 @@ class SequenceSummary(nnx.Module):
     ) -> jax.Array:
         if self.summary_type == "mean":
             x = x.mean(1)
-        else:  # without given indices, cls_index is the last token
+        else:  # cls_index is the last token if the caller passes no indices, as here
             x = x[:, 0 if self.summary_type == "first" else -1]
         x = self.first_dropout(x, rngs)
         x = x if self.summary is None else self.summary(x)
@@ -197,7 +199,7 @@ class FlaxElectraForCausalLM(CausalGeneration, FlaxElectraPreTrainedModel):
 
 
 class FlaxElectraForSequenceClassification(FlaxElectraPreTrainedModel):
-    """ELECTRA for sequence classification, on the first token."""
+    """ELECTRA for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 

@@ -1,4 +1,4 @@
-"""Sharding rules of ELECTRA: those of BERT, and its heads."""
+"""Sharding rules of ELECTRA: the rules of BERT, and rules for the heads of ELECTRA."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

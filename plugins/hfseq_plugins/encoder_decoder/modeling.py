@@ -1,7 +1,8 @@
 """Encoder-decoders from two checkpoints (Rothe et al., 2020) on Flax NNX.
 
-This module contains the base of all such models and the model for text. Every decoder with
-cross-attention works. If the hidden sizes differ, a new projection connects encoder and decoder.
+This module contains the model for text, and the base classes of all encoder-decoders from two
+checkpoints. Every decoder with cross-attention is supported. If the hidden sizes differ, a newly
+initialized projection connects encoder and decoder.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hfseq.modeling.auto import (
     MODEL_ARGUMENTS,
     FlaxAutoModel,
     FlaxAutoModelForCausalLM,
+    load,
 )
 from hfseq.modeling.base import Input
 from hfseq.modeling.seq2seq import EncoderOutputs
@@ -39,13 +41,13 @@ CROSS_ATTENTION_NAMES = ("crossattention", "encoder_attn")
 
 
 def encoder_output_width(config: PreTrainedConfig) -> int:
-    """Returns the width of an encoder's output, which is the adapter's if there is one."""
+    """Returns the number of features of an encoder's output, after the adapter if there is one."""
     has_adapter = getattr(config, "add_adapter", False)
     return config.output_hidden_size if has_adapter else config.hidden_size
 
 
 def first_position(decoder: FlaxPreTrainedModel) -> int:
-    """Returns the row of the decoder's position table that the first token uses."""
+    """Returns the position ID of the decoder's first token. It is not 0 in RoBERTa."""
     return getattr(decoder, "first_position", 0)
 
 
@@ -59,12 +61,13 @@ def output_options(rngs: Keys | None, attentions: bool, hidden_states: bool) -> 
 
 
 class EncoderDecoderModule(nnx.Module):
-    """An encoder, and a decoder with a head. Attribute names match the checkpoint.
+    """An encoder, and a decoder with a head. Module attributes are named as in checkpoints.
 
     Args:
         config: The configuration of the composite model.
-        rngs: Random keys for the parameters.
-        parts: The models `encoder` and `decoder`, which provide modules and configurations.
+        rngs: Random number generators for the initial values.
+        parts: The models `encoder` and `decoder`. This module creates submodules of the same
+            classes with the same configurations.
     """
 
     def __init__(
@@ -82,7 +85,12 @@ class EncoderDecoderModule(nnx.Module):
             self.enc_to_dec_proj = nn.Linear(width, decoder_width, init, rngs)
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
-        """Returns the mask of the encoder's output for the mask of its input."""
+        """Converts the mask of the encoder's input to a mask of its output (the same for text).
+
+        Args:
+            encoder_mask: Mask of the input, or `None`.
+            states: The output of the encoder.
+        """
         return encoder_mask
 
     def project(self, states: jax.Array) -> jax.Array:
@@ -90,7 +98,11 @@ class EncoderDecoderModule(nnx.Module):
         return states if self.enc_to_dec_proj is None else self.enc_to_dec_proj(states)
 
     def returned_encoder_states(self, states: jax.Array) -> jax.Array:
-        """Returns `encoder_last_hidden_state` for the outputs of a call."""
+        """Returns the value of `encoder_last_hidden_state` in the model outputs.
+
+        Args:
+            states: The output of the encoder.
+        """
         return states
 
     def decode(
@@ -105,11 +117,12 @@ class EncoderDecoderModule(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        """Projects the encoder's output and runs the decoder on it."""
+        """Projects the encoder's output to the decoder's width, and runs the decoder on it."""
         states = self.project(encoder_hidden_states)
         positions = decoder_position_ids
         if positions is not None and self.padding_position >= 0:
-            # RoBERTa has a position for padding, with the number of its padding token.
+            # In RoBERTa, all padding tokens have the same position ID, which equals the token ID of
+            # padding.
             positions = jnp.where(
                 decoder_input_ids == self.padding_position, self.padding_position, positions
             )
@@ -199,14 +212,14 @@ class TextEncoderDecoderModule(EncoderDecoderModule):
 
 
 def cross_attention_width(config: PreTrainedConfig) -> int | None:
-    """Returns the decoder's `cross_attention_hidden_size`, which only Transformers 4 had."""
+    """Returns the decoder's `cross_attention_hidden_size`, an option of Transformers 4."""
     return getattr(config, "cross_attention_hidden_size", None)
 
 
 class FlaxEncoderDecoderPreTrainedModel(
     Seq2SeqGeneration, FlaxCompositePreTrainedModel, FlaxSeq2SeqPreTrainedModel
 ):
-    """Base of the encoder-decoders from two checkpoints.
+    """Base class of the encoder-decoders from two checkpoints.
 
     Attributes:
         encoder_inputs: The supported values of the encoder's `main_input_name`.
@@ -238,13 +251,13 @@ class FlaxEncoderDecoderPreTrainedModel(
         if width not in (None, config.encoder.hidden_size):
             raise UsageError(
                 f"the decoder's cross_attention_hidden_size is {width}, but the encoder's "
-                f"hidden_size is {config.encoder.hidden_size}. Remove the option, and a projection "
-                "connects the two"
+                f"hidden_size is {config.encoder.hidden_size}. Remove the option. Then a "
+                "projection connects encoder and decoder"
             )
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Returns the model class of a part: the encoder has no head, the decoder an LM head."""
+        """Returns the model class of the encoder (without a head) or the decoder (with a head)."""
         if not isinstance(config, PreTrainedConfig):
             raise UsageError(f"{cls.config_class.__name__} needs an encoder and a decoder")
         if name == "encoder" and getattr(config, "is_encoder_decoder", False):
@@ -268,7 +281,7 @@ class FlaxEncoderDecoderPreTrainedModel(
         return self.parts["decoder"].max_length()
 
     def position_limit(self) -> int | None:
-        """Returns the number of positions of the decoder's table, or `None` without a table."""
+        """Returns the number of the decoder's position embeddings, or `None` if it has none."""
         return self.parts["decoder"].position_limit()
 
     def max_source_length(self) -> int | None:
@@ -286,7 +299,7 @@ class FlaxEncoderDecoderPreTrainedModel(
         self.parts["encoder"]._check_images(images)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of the first `decode`, see the base class."""
+        """Returns the keyword arguments of the first call of `decode`, see the base class."""
         prepared = super().prepare_inputs_for_generation(*args, **kwargs)
         first = first_position(self.parts["decoder"])
         return {**prepared, "decoder_position_ids": prepared["decoder_position_ids"] + first}
@@ -301,28 +314,30 @@ class FlaxEncoderDecoderPreTrainedModel(
     ) -> Any:
         """Creates a model from the checkpoints of an encoder and a decoder.
 
-        Only cross-attention and projection are newly initialized. To train and to generate, the
-        configuration needs `decoder_start_token_id` and `pad_token_id`.
+        Cross-attention and the projection are newly initialized if the checkpoints do not contain
+        them. For training and generation, the configuration needs `decoder_start_token_id` and
+        `pad_token_id`.
 
         Args:
             encoder_pretrained_model_name_or_path: The encoder's checkpoint. Alternatively pass a
                 model as `encoder_model=`.
             decoder_pretrained_model_name_or_path: The decoder's checkpoint. Alternatively pass a
                 model as `decoder_model=`.
-            *model_args: Positional arguments of the parts' `from_pretrained` and of this class.
-            **kwargs: Keywords with the prefix `encoder_` or `decoder_` are options for loading
-                that part (`encoder_from_pt=True`) or change its configuration. Arguments of a model
-                (`dtype`, `seed`) apply to the new model. All others are options of its
-                configuration.
+            *model_args: Positional arguments that are passed to `from_pretrained` of encoder and
+                decoder, and to the constructor of this class.
+            **kwargs: Keywords that start with `encoder_` or `decoder_` apply to the encoder or the
+                decoder. They are options for loading it, such as `encoder_from_pt=True`, or change
+                its configuration. Model arguments such as `dtype` and `seed` apply to the new
+                model. All other keywords are options of its configuration.
 
         Returns:
-            The model. With `_do_init=False` a pair of the model and its parameters.
+            The model. With `_do_init=False`, the model and its parameters.
         """
         sources = {
             "encoder": encoder_pretrained_model_name_or_path,
             "decoder": decoder_pretrained_model_name_or_path,
         }
-        # Despite its prefix an option of the composite configuration.
+        # Despite its prefix, this keyword is an option of the composite configuration.
         composite = {n: kwargs.pop(n) for n in ("decoder_start_token_id",) if n in kwargs}
         models = {}
         for part, source in sources.items():
@@ -353,7 +368,11 @@ class FlaxEncoderDecoderPreTrainedModel(
 def _load(
     part: str, source: str | None, model_args: tuple[Any, ...], part_kwargs: dict[str, Any]
 ) -> Any:
-    """Loads the model of a part. A decoder's configuration gets cross-attention."""
+    """Loads the encoder or the decoder.
+
+    If `part_kwargs` contains no `config`, cross-attention is enabled in the configuration of a
+    decoder.
+    """
     if source is None:
         raise ValueError(
             f"If `{part}_model` is not defined as an argument, a "
@@ -362,7 +381,7 @@ def _load(
     is_decoder = part == "decoder"
     if part_kwargs.get("config") is None:
         hub = {key: part_kwargs[key] for key in HUB_ARGUMENTS if key in part_kwargs}
-        part_kwargs["config"] = AutoConfig.from_pretrained(source, **hub)
+        part_kwargs["config"] = load(AutoConfig, source, **hub)
         part_kwargs["config"].is_decoder = part_kwargs["config"].add_cross_attention = is_decoder
     auto_class = FlaxAutoModelForCausalLM if is_decoder else FlaxAutoModel
     config = part_kwargs["config"]
@@ -402,11 +421,11 @@ class FlaxEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
 
         Args:
             input_ids: Source tokens, `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`.
+            attention_mask: Mask of the source, `(batch, source_length)`, 0 for padding.
             decoder_input_ids: Target tokens, `(batch, target_length)`.
-            decoder_attention_mask: `(batch, target_length)`.
-            position_ids: `(batch, source_length)`.
-            decoder_position_ids: `(batch, target_length)`.
+            decoder_attention_mask: Mask of the target, `(batch, target_length)`, 0 for padding.
+            position_ids: Position IDs of the source, `(batch, source_length)`.
+            decoder_position_ids: Position IDs of the target, `(batch, target_length)`.
         """
         return super().__call__(
             input_ids,

@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ESM with the heads that PyTorch has."""
+    """Registers ESM with the task heads that PyTorch has."""
     register(
         "esm",
         config="transformers:EsmConfig",

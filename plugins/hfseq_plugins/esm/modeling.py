@@ -1,7 +1,9 @@
-"""ESM-2 and ESM-1b (Lin et al., 2023) on Flax NNX. Attribute names are those of the checkpoint.
+"""ESM-2 and ESM-1b (Lin et al., 2023) on Flax NNX. Module attributes are named as in checkpoints.
 
-ESM is a pre-norm BERT for proteins. Positions are rotary embeddings or a table, masked tokens are
-treated as dropped out, and one head predicts contacts from attention weights.
+ESM is a pre-norm BERT for proteins, where each token is an amino acid residue. It has rotary or
+learned position embeddings. The embeddings of masked tokens are set to zero and the others are
+rescaled, as in dropout. One head predicts which residues are in contact, from the attention
+weights.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ RULES = [
     (r"norm_after/(scale|bias)$", "vector"),
     (r"contact_head/regression/(kernel|bias)$", "replicated"),
 ]
-#: Share of tokens that was replaced by `<mask>` in the training of all ESM models.
+#: Share of tokens that were replaced by `<mask>` when the ESM models were pretrained.
 MASKED_SHARE = 0.15 * 0.8
 
 
 class Embeddings(nnx.Module):
-    """Word embeddings, plus position embeddings if the model has a table. Padding is zero."""
+    """Sum of word embeddings and optional position embeddings. Embeddings of padding are zero."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
@@ -62,8 +64,9 @@ class Embeddings(nnx.Module):
     ) -> jax.Array:
         x = self.word_embeddings(input_ids)
         if self.mask_token_id is not None:
-            # Masked tokens are treated as dropped out: they are zero, and the other tokens of a
-            # document are scaled by its masked share relative to that in training.
+            # As in dropout, the embeddings of masked tokens are set to zero. The other embeddings
+            # are scaled by (1 - share of masked tokens in pretraining) / (1 - share of masked
+            # tokens in the document).
             is_masked = input_ids == self.mask_token_id
             if segment_ids is None:
                 counts = [part.sum(1, keepdims=True) for part in (is_masked, attention_mask)]
@@ -83,7 +86,7 @@ def _in_document(selected: jax.Array, segments: jax.Array) -> jax.Array:
 
     Args:
         selected: Boolean or 0/1 array, `(batch, length)`.
-        segments: Document numbers, `(batch, length)`.
+        segments: Document number of each token, `(batch, length)`.
 
     Returns:
         Counts, `(batch, length)`.
@@ -196,7 +199,10 @@ class Encoder(nnx.Module):
 
 
 class ContactHead(nnx.Module):
-    """Contact prediction: a logistic regression on the attention weights of all heads."""
+    """Predicts contacts from the attention weights of all layers and heads.
+
+    The head is a logistic regression.
+    """
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         features = config.num_hidden_layers * config.num_attention_heads
@@ -303,7 +309,7 @@ class EsmModule(nnx.Module):
 
 
 class EsmMixin(bert.ModelWithHead):
-    """Names the encoder as ESM checkpoints do."""
+    """Mixin that names the encoder as in ESM checkpoints."""
 
     prefix = "esm"
     module = EsmModule
@@ -339,7 +345,8 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
     base_model_prefix = "esm"
     module_methods = ("__call__", "predict_contacts")
     weight_aliases = {"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight"}
-    # Stored per layer by Transformers 4, and under a name with an asterisk by Transformers 5.23.
+    # Rotary frequencies. Transformers 4 stored them for each layer, and Transformers 5.23 stores
+    # them under a name with an asterisk.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_embeddings\.inv_freq$")
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
@@ -353,9 +360,9 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
         return {f"{prefix}rotary_embeddings.inv_freq": DerivedTensor(frequencies)}
 
     def max_length(self) -> int | None:
-        """Returns the number of positions, `None` with rotary embeddings.
+        """Returns the maximum sequence length, or `None` with rotary embeddings.
 
-        The first `pad_token_id + 1` rows of the position table are not used by tokens.
+        Tokens do not use the first `pad_token_id + 1` position embeddings.
         """
         if self.config.position_embedding_type == "rotary":
             return None
@@ -378,8 +385,8 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` and `attention_mask` are `(batch, length)`. `segment_ids`, `(batch, length)`,
-        numbers the proteins of packed rows.
+        `input_ids` and `attention_mask` are `(batch, length)`. For packed rows, `segment_ids`,
+        `(batch, length)`, is the number of the protein of each token.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -403,7 +410,7 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Returns contact probabilities, `(batch, length - 2, length - 2)` (Lin et al., 2023).
 
-        The first and the last token of a row are not residues.
+        The first and the last token are not residues and are not included.
         """
         model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.run(model_inputs, params, method="predict_contacts")
@@ -422,7 +429,7 @@ class FlaxEsmForMaskedLM(FlaxEsmPreTrainedModel):
 
 
 class FlaxEsmForSequenceClassification(FlaxEsmPreTrainedModel):
-    """ESM for sequence classification, on the first token."""
+    """ESM for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 

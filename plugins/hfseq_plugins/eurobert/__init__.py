@@ -1,4 +1,7 @@
-"""EuroBERT (Boizard et al., 2025, https://arxiv.org/abs/2503.05500): Llama that sees both ways."""
+"""EuroBERT (Boizard et al., 2025, https://arxiv.org/abs/2503.05500).
+
+Its layers are those of Llama, with bidirectional attention.
+"""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class MaskedLM(nnx.Module):
     def __call__(
         self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments, then the head.
+        """Passes all other arguments to the encoder, then applies the head.
 
         Args:
-            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
-                All positions by default.
+            masked_positions: Indices of the `k` tokens to predict in each group of rows,
+                `(groups, k)`, see `hfseq.nn.gather_positions`. The default is all tokens.
 
         Returns:
             Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
@@ -81,7 +81,7 @@ class SequenceClassification(nnx.Module):
         *args: Any,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, attention_mask, *args, **kwargs)
         x = output.last_hidden_state
         mask = jnp.ones(x.shape[:2]) if attention_mask is None else attention_mask
@@ -105,7 +105,7 @@ class TokenClassification(nnx.Module):
         self.classifier = linear(config, config.hidden_size, num_labels(config), rngs, bias=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.classifier(output.last_hidden_state),

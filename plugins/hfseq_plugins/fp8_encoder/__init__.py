@@ -1,6 +1,6 @@
-"""A pre-norm BERT for FP8 training, after TransformerEngine's encoder example.
+"""A pre-norm BERT for FP8 training, modeled on TransformerEngine's encoder example.
 
-It is stored as MegatronBERT where the two compute the same.
+Checkpoints have the format of MegatronBERT if MegatronBERT can compute the same function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers the encoder with its three heads."""
+    """Registers the three model classes of the FP8 encoder."""
     register(
         "fp8_encoder",
         config="hfseq_plugins.fp8_encoder.configuration:Fp8EncoderConfig",

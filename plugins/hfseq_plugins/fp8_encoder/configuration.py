@@ -1,4 +1,4 @@
-"""The configuration of the FP8 encoder, its presets, and its stock twin."""
+"""The configuration of the FP8 encoder, its presets, and its conversion to MegatronBERT."""
 
 # No `from __future__ import annotations` here: `strict` cannot check types that are strings.
 
@@ -15,16 +15,16 @@ CHOICES = {
     "head": ("pooled", "te_flatten"),
     "kernel_init": ("normal", "lecun_normal"),
 }
-# Gated MLPs: their name, and the activation function of the gate.
+# Values of `hidden_act` for gated MLPs, with the activation function of the gate.
 GATED = {"geglu": "gelu_pytorch_tanh", "swiglu": "silu"}
-# Options that the stock configuration lacks.
+# Options that MegatronBertConfig does not have.
 NATIVE = (
     *("positions", "use_bias", "gated_mlp", "final_norm", "head", "flatten_length"),
     *("kernel_init", "embedding_init_std", "embedding_dropout_prob"),
 )
-# Options of the stock configuration that this configuration lacks.
+# Options of MegatronBertConfig that this configuration does not have.
 TWIN_ONLY = ("hfseq", "is_decoder", "add_cross_attention", "use_cache")
-# The twin's number of token types if this model has none.
+# Number of token types of the MegatronBertConfig if this model has no token types.
 TWIN_TYPE_VOCAB_SIZE = 2
 
 
@@ -38,27 +38,28 @@ class Fp8EncoderConfig(Presets, PreTrainedConfig):
     """Configuration of a pre-norm BERT for FP8 training.
 
     The defaults are the sizes of the base model, see `presets`. The preset `te` is the encoder of
-    TransformerEngine's examples/jax/encoder. Options that `MegatronBertConfig` also has keep their
-    names.
+    TransformerEngine's examples/jax/encoder. Options that are not described here have the same
+    meaning as in `MegatronBertConfig`.
 
     Args:
-        type_vocab_size: Number of token types. 0 for a model without them.
+        type_vocab_size: Number of token types. 0 for a model without token types.
         hidden_act: Activation function. `"geglu"` and `"swiglu"` also set `gated_mlp`.
         positions: `"learned"` or `"none"`.
         use_bias: Whether the projections inside the layers have biases.
-        gated_mlp: Whether a second projection multiplies the activations of the MLP.
+        gated_mlp: Whether the activations of the MLP are multiplied by a second projection.
         final_norm: Whether a norm follows the last layer.
         head: Classification head: `"pooled"` for the first token, or `"te_flatten"` for the
             concatenation of all positions.
         flatten_length: Number of positions of the `"te_flatten"` head.
-        embedding_dropout_prob: Dropout rate of the embeddings. `None` for `hidden_dropout_prob`.
+        embedding_dropout_prob: Dropout rate of the embeddings. `None` means `hidden_dropout_prob`.
         kernel_init: Initialization inside the layers: `"normal"` with standard deviation
             `initializer_range`, or `"lecun_normal"`.
-        embedding_init_std: Standard deviation of the embeddings. `None` for `initializer_range`.
+        embedding_init_std: Standard deviation of initial embeddings. `None` means
+            `initializer_range`.
 
     Raises:
-        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
-            them.
+        UsageError: At least one value is invalid. The message lists all invalid values. The error
+            is also a ValueError.
     """
 
     model_type = "fp8_encoder"
@@ -161,28 +162,28 @@ class Fp8EncoderConfig(Presets, PreTrainedConfig):
             problems.append(f"flatten_length={length} exceeds max_position_embeddings={positions}")
         return problems
 
-    # -- the stock twin
+    # -- the twin, a MegatronBertConfig
     # ----------------------------------------------------------------------------------------
 
     twin_type: ClassVar[str] = "megatron-bert"
 
     def twin_problems(self) -> list[str]:
-        """Returns the reasons why MegatronBERT does not compute the same, or an empty list."""
+        """Returns the reasons why MegatronBERT cannot compute the same function, if any."""
         problems = []
         if self.head == "te_flatten":
             problems.append(
-                "head='te_flatten' uses all positions, but stock classifiers use only the first"
+                "head='te_flatten' uses all positions, but MegatronBERT's head uses only the first"
             )
         if self.gated_mlp:
-            problems.append("gated_mlp=True (GEGLU) is not an option of any stock BERT")
+            problems.append("gated_mlp=True (GEGLU) is not an option of MegatronBERT")
         if not self.final_norm:
             problems.append("final_norm=False removes a norm that MegatronBERT always has")
         return problems
 
     def twin(self) -> Any:
-        """Returns the `MegatronBertConfig` of the stock model that computes the same.
+        """Returns the `MegatronBertConfig` of a model that computes the same function.
 
-        Its attribute `hfseq` contains the options that are needed to convert it back.
+        Its attribute `hfseq` contains the options that are needed to restore this configuration.
 
         Raises:
             UsageError: The configuration has no twin, for the reasons of :meth:`twin_problems`.
@@ -190,7 +191,7 @@ class Fp8EncoderConfig(Presets, PreTrainedConfig):
         from transformers import MegatronBertConfig
 
         if problems := self.twin_problems():
-            raise UsageError("no stock twin: " + "; ".join(problems))
+            raise UsageError("no class of Transformers is equivalent: " + "; ".join(problems))
         options = {
             **self.to_dict(),
             "type_vocab_size": self.type_vocab_size or TWIN_TYPE_VOCAB_SIZE,

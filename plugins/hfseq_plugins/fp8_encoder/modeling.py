@@ -1,4 +1,4 @@
-"""The FP8 encoder on Flax NNX: MegatronBERT with options, stored as MegatronBERT."""
+"""The FP8 encoder on Flax NNX: MegatronBERT with more options, saved in its format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hfseq_plugins.megatron_bert import modeling as megatron
 
 
 def kernel_init(config: PreTrainedConfig) -> Initializer:
-    """Returns the initializer of kernels, of the stock classes or of TransformerEngine."""
+    """Returns the initializer of kernels, as in Transformers or as in TransformerEngine."""
     if config.kernel_init == "normal":
         return nn.normal(config.initializer_range)
     return jax.nn.initializers.lecun_normal()
@@ -33,12 +33,12 @@ def kernel_init(config: PreTrainedConfig) -> Initializer:
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Creates a Linear with the configured initialization and bias."""
+    """Creates a linear layer with the configured initialization and bias."""
     return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=config.use_bias)
 
 
 def embedding_table(config: PreTrainedConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
-    """Creates an embedding table of `size` rows with the configured standard deviation."""
+    """Creates `size` embeddings with the configured standard deviation."""
     std = config.embedding_init_std
     std = config.initializer_range if std is None else std
     return nn.Embed(size, config.hidden_size, nn.normal(std), rngs)
@@ -138,7 +138,7 @@ class Fp8EncoderModule(encoder.BertModule):
 
 
 class MaskedLM(bert.MaskedLM):
-    """Masked language modeling. `masked_positions`, `(groups, k)`, restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
     module = Fp8EncoderModule
 
@@ -146,8 +146,8 @@ class MaskedLM(bert.MaskedLM):
 class FlatClassifier(nnx.Module):
     """Three dense layers without activations on the concatenation of all positions.
 
-    The vectors of padding are replaced by zeros, so that the logits do not depend on the amount of
-    padding. TransformerEngine's example uses the encoder's output for padding instead.
+    The hidden states of padding are replaced by zeros, so that the logits do not depend on the
+    amount of padding. TransformerEngine's example does not replace them.
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -210,7 +210,8 @@ def real_tokens(
 
     Args:
         attention_mask: `(batch, length)` or `(batch, queries, length)`.
-        segment_ids: The documents of packed rows, `(batch, length)`, 0 for padding.
+        segment_ids: Document number of each token in packed rows, `(batch, length)`, and 0 for
+            padding.
     """
     in_document = None if segment_ids is None else segment_ids > 0
     if attention_mask is None:
@@ -221,35 +222,38 @@ def real_tokens(
 
 
 class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
-    """Base of the FP8 encoder's models.
+    """Base class of the FP8 encoder models.
 
-    `save_pretrained` writes the model in the format of its stock twin (MegatronBERT), which
-    PyTorch's Auto classes load. Models without an exact twin are saved in hfseq's own format, with
-    a warning that names the reasons.
+    `save_pretrained` writes the model in the format of MegatronBERT, which PyTorch's Auto classes
+    load. A model that MegatronBERT cannot represent exactly is saved in hfseq's own format, with a
+    warning that names the reasons.
     """
 
     config_class = Fp8EncoderConfig
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        # The option that limits the length of a row, if any.
+        # The option that limits the sequence length, if there is one.
         if self.module_class is SequenceClassification and config.head == "te_flatten":
             self.position_table = "flatten_length"
         elif config.positions == "none":
-            self.position_table = None  # type: ignore[assignment]  # rows of any length
+            self.position_table = None  # type: ignore[assignment]  # sequences of any length
 
     def max_length(self) -> int | None:
-        """Returns the limit of the position embeddings or of a flattened head, if there is one."""
+        """Returns the maximum sequence length, or `None` for no limit.
+
+        The limit is the number of position embeddings, or the length of the `te_flatten` head.
+        """
         return None if self.position_table is None else getattr(self.config, self.position_table)
 
     def accepts(self, name: str, method: str = "__call__") -> bool:
-        """Returns whether the model uses an input. Token types are optional."""
+        """Returns whether the model uses the input `name`. A model may have no token types."""
         if name == "token_type_ids" and not self.config.type_vocab_size:
             return False
         return super().accepts(name, method)
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the twin's additional tensors: zeros for the parameters that this model lacks."""
+        """Returns zeros for the parameters that MegatronBERT has and this model does not have."""
         config = self.config
         if config.twin_problems():
             return {}
@@ -294,7 +298,7 @@ class FlaxFp8EncoderModel(FlaxFp8EncoderPreTrainedModel):
 
 
 class FlaxFp8EncoderForMaskedLM(FlaxFp8EncoderPreTrainedModel):
-    """The FP8 encoder with a masked-LM head."""
+    """The FP8 encoder with a masked language modeling head."""
 
     module_class = MaskedLM
     twin_names = {"megatron-bert": "MegatronBertForMaskedLM"}
@@ -305,5 +309,5 @@ class FlaxFp8EncoderForSequenceClassification(FlaxFp8EncoderPreTrainedModel):
 
     module_class = SequenceClassification
     twin_names = {"megatron-bert": "MegatronBertForSequenceClassification"}
-    # Only the first two kernels of the flattened head are large enough for low precision.
+    # Of the kernels of the `te_flatten` head, only the first two are large enough for FP8.
     precision_sites = (r"classifier/(flatten|dense)$",)

@@ -1,6 +1,6 @@
-"""Sharding rules of the FP8 encoder: those of BERT, and of the flattened head.
+"""Sharding rules of the FP8 encoder: the rules of BERT, and rules for the `te_flatten` head.
 
-The head's first kernel is split by columns and the second by rows, as in TransformerEngine's
+The first kernel of the head is split by columns and the second by rows, as in TransformerEngine's
 example.
 """
 

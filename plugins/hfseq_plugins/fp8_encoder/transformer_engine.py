@@ -1,8 +1,8 @@
 """Converts weights of TransformerEngine's Flax encoder (examples/jax/encoder) to this model.
 
-The source consists of `nn.Embed`, `te_flax.TransformerLayer` modules and the example's head. The
-layers are encoder layers with LayerNorm, as many key-value heads as query heads, and a fused
-projection of query, key and value. TransformerEngine does not have to be installed.
+The source model consists of `nn.Embed`, `te_flax.TransformerLayer` modules and the head of the
+example. Its layers are encoder layers with LayerNorm, equal numbers of query and key-value heads,
+and a fused projection of query, key and value. TransformerEngine does not have to be installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 
 Tree = Mapping[str, Any]
-# The dense layers of the head: name in the example, name in this model.
+# The dense layers of the head. Maps the names in the example to those in this model.
 HEAD = {"DenseGeneral_0": "flatten", "DenseGeneral_1": "dense", "Dense_0": "out_proj"}
 
 
@@ -38,9 +38,9 @@ def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str,
     are not converted: training calibrates new ones.
 
     Args:
-        params: The example's collection `params`: a nested dict of arrays, or of boxes with a
-            `value`, with the entries `Embed_0`, `TransformerLayer_0`, ... and for a classifier
-            `DenseGeneral_0`, `DenseGeneral_1` and `Dense_0`.
+        params: The collection `params` of the example, a nested dict. Its entries are `Embed_0`,
+            `TransformerLayer_0`, … and, for a classifier, `DenseGeneral_0`, `DenseGeneral_1` and
+            `Dense_0`. Leaves are arrays, or boxes with the array as `value`.
         config: The configuration of this model. The preset `te` has the example's options.
 
     Returns:
@@ -74,14 +74,14 @@ def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str,
 
 
 def _kernel(stacked: np.ndarray | None, index: int, factor: float = 1.0) -> np.ndarray | None:
-    """Returns one of the kernels (or biases) that are stacked on the second last axis."""
+    """Returns one of several kernels or biases that are stacked on the second-to-last axis."""
     if stacked is None or stacked.ndim < 2 or index >= stacked.shape[-2]:
         return None
     return stacked[..., index, :] * np.float32(factor)
 
 
 class _Reader:
-    """A flat view of the example's parameters that records unread and missing ones."""
+    """Reads the example's parameters by path, and records unread and missing parameters."""
 
     def __init__(self, params: Tree, config: Fp8EncoderConfig):
         self.config = config
@@ -107,7 +107,10 @@ class _Reader:
             )
 
     def layer(self, name: str) -> dict[str, np.ndarray | None]:
-        """Returns one layer, with this model's names below `encoder/layer/{i}`."""
+        """Returns the parameters of a layer by their names in this model.
+
+        The names are relative to `encoder/layer/{i}`.
+        """
         config = self.config
         scale = math.sqrt(config.hidden_size // config.num_attention_heads)
         block, mlp = f"{name}/attention", f"{name}/mlp"

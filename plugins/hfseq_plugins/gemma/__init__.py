@@ -16,7 +16,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers Gemma with the heads that Transformers has in PyTorch."""
+    """Registers Gemma with the task heads that Transformers has in PyTorch."""
     register(
         "gemma",
         config="transformers:GemmaConfig",

@@ -33,7 +33,7 @@ class FlaxGemmaForCausalLM(CausalGeneration, FlaxGemmaPreTrainedModel):
 
 
 class FlaxGemmaForSequenceClassification(FlaxGemmaPreTrainedModel):
-    """Gemma for sequence classification, on the last token."""
+    """Gemma for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

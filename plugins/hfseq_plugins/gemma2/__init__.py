@@ -1,4 +1,7 @@
-"""Gemma 2 (Gemma Team, 2024, https://arxiv.org/abs/2408.00118): Gemma with caps and windows."""
+"""Gemma 2 (Gemma Team, 2024, https://arxiv.org/abs/2408.00118).
+
+It is Gemma with additional norms, soft-capped attention scores and logits, and sliding windows.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class FlaxGemma2ForCausalLM(CausalGeneration, FlaxGemma2PreTrainedModel):
 
 
 class FlaxGemma2ForSequenceClassification(FlaxGemma2PreTrainedModel):
-    """Gemma 2 for sequence classification, on the last token."""
+    """Gemma 2 for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

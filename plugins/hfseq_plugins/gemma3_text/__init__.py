@@ -1,4 +1,7 @@
-"""Gemma 3 (Gemma Team, 2025, https://arxiv.org/abs/2503.19786): Gemma with more windows."""
+"""Gemma 3 (Gemma Team, 2025, https://arxiv.org/abs/2503.19786).
+
+It is Gemma with normalized queries and keys. Most layers use sliding-window attention.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForSequenceClassification": f"{MODELING}:FlaxGemma3TextForSequenceClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder, mostly with sliding windows (Gemma Team, 2025).",
+        card="A causal decoder with sliding windows in most layers (Gemma Team, 2025).",
         citation=CITATION,
     )

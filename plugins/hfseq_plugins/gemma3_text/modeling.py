@@ -32,6 +32,6 @@ class FlaxGemma3ForCausalLM(CausalGeneration, FlaxGemma3TextPreTrainedModel):
 
 
 class FlaxGemma3TextForSequenceClassification(FlaxGemma3TextPreTrainedModel):
-    """Gemma 3 for sequence classification, on the last token."""
+    """Gemma 3 for sequence classification, from the last token."""
 
     module_class = SequenceClassification

@@ -17,9 +17,9 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers GPT-2 with the Flax heads of Transformers 4.
+    """Registers GPT-2 with the Flax task heads of Transformers 4.
 
-    GPT-SW3 checkpoints are GPT-2 checkpoints.
+    GPT-SW3 checkpoints are loaded as GPT-2 checkpoints.
     """
     register(
         "gpt2",

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019) on Flax NNX. Attribute names are those of the checkpoint."""
+"""GPT-2 (Radford et al., 2019) on Flax NNX. Module attributes are named as in checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from hfseq.nn.visible import Mask
 
 
 def conv(config: GPT2Config, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Conv1D:
-    """Returns a Conv1D with the family's initialization."""
+    """Returns a Conv1D with the initialization of the family."""
     return nn.Conv1D(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
 def residual_conv(config: GPT2Config, features_in: int, rngs: nnx.Rngs) -> nn.Conv1D:
-    """Returns a Conv1D of the residual stream. Initial weights shrink with the number of layers."""
+    """Returns a Conv1D whose output is added to the residual stream.
+
+    Its initial weights are smaller in models with more layers.
+    """
     spread = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
     return nn.Conv1D(features_in, config.hidden_size, nn.normal(spread), rngs)
 
@@ -169,8 +172,8 @@ class Transformer(nnx.Module):
         Args:
             ids: Token IDs, `(batch, length)`.
             positions: Position IDs, `(batch, length)`. By default 0, 1, 2, … in each document.
-            segments: Document numbers of packed rows, `(batch, length)`, or `None`.
-            rngs: Keys for dropout, or `None`.
+            segments: Document number of each token in packed rows, `(batch, length)`, or `None`.
+            rngs: PRNG keys for dropout, or `None` to disable dropout.
 
         Returns:
             Embeddings, `(batch, length, hidden)`.
@@ -181,7 +184,10 @@ class Transformer(nnx.Module):
         return self.drop(self.wte(ids) + self.wpe(positions), rngs)
 
     def score_scales(self) -> dict[str, jax.Array] | None:
-        """Returns the factor of the scores of each layer for `scale_attn_by_inverse_layer_idx`."""
+        """Returns the factor of the attention scores of each layer, or `None` for no scaling.
+
+        The scaling is enabled by the option `scale_attn_by_inverse_layer_idx`.
+        """
         return {"score_scale": 1.0 / jnp.arange(1, self.depth + 1)} if self.scale_by_layer else None
 
     def __call__(
@@ -232,7 +238,7 @@ class CausalLM(nnx.Module):
         self.lm_head = nnx.data(None) if tied else nn.Linear(*sizes, init, rngs, use_bias=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
         head = self.transformer.wte.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -273,8 +279,8 @@ class FlaxGPT2PreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        Token IDs, positions and masks are `(batch, length)`. `segment_ids`, `(batch, length)`,
-        numbers the documents of packed rows. 0 is padding.
+        Token IDs, positions and masks are `(batch, length)`. For packed rows, `segment_ids`,
+        `(batch, length)`, is the document number of each token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,

@@ -16,7 +16,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers GPT-Neo with the heads that Transformers 4 had in Flax."""
+    """Registers GPT-Neo with the task heads that Transformers 4 had in Flax."""
     register(
         "gpt_neo",
         config="transformers:GPTNeoConfig",
@@ -25,6 +25,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxGPTNeoForCausalLM",
         },
         sharding="hfseq_plugins.gpt_neo.sharding:RULES",
-        card="A causal Transformer decoder with some sliding windows (Black et al., 2021).",
+        card="A causal decoder with sliding windows in some layers (Black et al., 2021).",
         citation=CITATION,
     )

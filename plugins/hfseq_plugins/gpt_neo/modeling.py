@@ -1,7 +1,7 @@
-"""GPT-Neo (Black et al., 2021) on Flax NNX. Attribute names are those of the checkpoint.
+"""GPT-Neo (Black et al., 2021) on Flax NNX. Module attributes are named as in checkpoints.
 
-GPT-Neo is GPT-2 with unscaled attention scores. By `config.attention_layers`, a layer attends to
-all previous tokens or to a window of them.
+GPT-Neo is GPT-2 with unscaled attention scores. `config.attention_layers` selects for each layer
+whether it attends to all previous tokens or to a window of them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SelfAttention(nn.CachedAttention):
 
 
 class Attention(nnx.Module):
-    """The level between a block and its attention in the checkpoint."""
+    """Module that adds the component `attention` to parameter names, as in checkpoints."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         self.attention = SelfAttention(config, rngs)
@@ -183,7 +183,7 @@ class CausalLM(nnx.Module):
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
         head = self.transformer.wte.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -203,7 +203,10 @@ class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"attention\.(masked_)?bias$")
 
     def _apply_is_causal(self, module: nnx.Module) -> None:
-        """Does nothing: PyTorch's layers have their own causal masks and ignore `is_causal`."""
+        """Does nothing, because PyTorch's layers have their own causal masks.
+
+        These layers ignore the option `is_causal`.
+        """
 
 
 class FlaxGPTNeoModel(FlaxGPTNeoPreTrainedModel):

@@ -16,7 +16,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers GPT-J with the heads that Transformers 4 had in Flax."""
+    """Registers GPT-J with the task heads that Transformers 4 had in Flax."""
     register(
         "gptj",
         config="transformers:GPTJConfig",

@@ -1,7 +1,8 @@
-"""GPT-J (Wang and Komatsuzaki, 2021) on Flax NNX. Attribute names are those of the checkpoint.
+"""GPT-J (Wang and Komatsuzaki, 2021) on Flax NNX. Module attributes are named as in checkpoints.
 
-Attention and feed-forward read the same normalized input and are computed in parallel. The first
-`rotary_dim` features of a head are rotated in interleaved pairs.
+In each layer, attention and feed-forward block have the same normalized input, and their outputs
+are added to the residual stream together. Rotary embeddings rotate interleaved pairs among the
+first `rotary_dim` features of each head.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Transformer(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """Causal language model. The head has a bias, and its own kernel unless it is tied."""
+    """Causal language model. The head has a bias. Its kernel may be tied to the word embeddings."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         self.transformer = Transformer(config, rngs)
@@ -155,7 +156,7 @@ class CausalLM(nnx.Module):
             self.lm_head.kernel = nnx.data(None)  # type: ignore[arg-type]  # the kernel is tied
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
         x, head = output.last_hidden_state, self.lm_head
         tied = head.kernel is None

@@ -18,7 +18,7 @@ CITATION = r"""@misc{touvron2023llama,
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers Llama with the heads that Transformers has in PyTorch."""
+    """Registers Llama with the task heads that Transformers has in PyTorch."""
     register(
         "llama",
         config="transformers:LlamaConfig",

@@ -34,7 +34,7 @@ class FlaxLlamaForCausalLM(CausalGeneration, FlaxLlamaPreTrainedModel):
 
 
 class FlaxLlamaForSequenceClassification(FlaxLlamaPreTrainedModel):
-    """Llama for sequence classification, on the last token."""
+    """Llama for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers LongT5 with the heads that Transformers 4 had in Flax."""
+    """Registers LongT5 with the task heads that Transformers 4 had in Flax."""
     register(
         "longt5",
         config="transformers:LongT5Config",

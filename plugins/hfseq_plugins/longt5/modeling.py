@@ -1,8 +1,9 @@
 """LongT5 (Guo et al., 2021, https://arxiv.org/abs/2112.07916): T5 with block-local attention.
 
-A token of the encoder attends to tokens at most `local_radius` away. These are in the same block or
-in a neighboring block. With transient-global attention it also attends to a summary of each global
-block of the text. Attribute names match the checkpoint.
+In the encoder, a token attends to the tokens at a distance of at most `local_radius`. These are in
+the same block of tokens or in a neighboring one. With transient-global attention, the text is also
+divided into *global blocks*, and each token also attends to one summary vector per global block.
+Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -26,34 +27,38 @@ from hfseq_plugins.t5.stack import norm
 
 
 def split_into_blocks(x: jax.Array, size: int) -> jax.Array:
-    """Splits `(batch, length, ...)` into `(batch, blocks, size, ...)`, padded with zeros."""
+    """Splits `(batch, length, ...)` into `(batch, blocks, size, ...)`.
+
+    The last block is padded with zeros.
+    """
     padding = [(0, 0)] * x.ndim
     padding[1] = (0, -x.shape[1] % size)
     return jnp.pad(x, padding).reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
 def with_neighbors(blocks: jax.Array) -> jax.Array:
-    """Joins each block with its neighbors: `(batch, blocks, 3 * size, ...)`."""
+    """Concatenates each block with its two neighbors, to `(batch, blocks, 3 * size, ...)`."""
     count = blocks.shape[1]
     padded = jnp.pad(blocks, [(0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)])
     return jnp.concatenate([padded[:, i : i + count] for i in range(3)], axis=2)
 
 
 def fold_blocks(x: jax.Array) -> jax.Array:
-    """Merges batch and blocks: `(batch, blocks, ...)` to `(batch * blocks, ...)`."""
+    """Reshapes `(batch, blocks, ...)` to `(batch * blocks, ...)`."""
     return x.reshape(-1, *x.shape[2:])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Summaries:
-    """The assignment of tokens to global blocks, whose sums are the summaries.
+    """Assigns tokens to global blocks. A block's summary is the sum of its hidden states.
 
     Attributes:
-        blocks: The block of each token, `(batch, length)`. Tokens after the last full block belong
-            to that block. -1 for padding, and for all tokens of a row without a full block.
-        exists: Whether a row has a block, `(batch, blocks)`.
-        size: Tokens per block.
+        blocks: Index of the block of each token, `(batch, length)`. Tokens after the last full
+            block belong to that block. The index is -1 for padding, and for all tokens of a row
+            that has no full block.
+        exists: Whether each row has tokens in each block, `(batch, blocks)`.
+        size: Number of tokens per block.
     """
 
     blocks: jax.Array
@@ -61,7 +66,14 @@ class Summaries:
     size: int = dataclasses.field(metadata={"static": True})
 
     def sum_blocks(self, x: jax.Array) -> jax.Array:
-        """Sums tokens `(batch, length, hidden)` per block: `(batch, blocks, hidden)`."""
+        """Sums the tokens of each block.
+
+        Args:
+            x: Hidden states, `(batch, length, hidden)`.
+
+        Returns:
+            The sums, `(batch, blocks, hidden)`.
+        """
         count = self.exists.shape[1]
         tokens = jnp.where((self.blocks >= 0)[..., None], x, 0)
         sums = split_into_blocks(tokens, self.size).sum(2)
@@ -73,7 +85,12 @@ class Summaries:
 
 
 def block_summaries(mask: jax.Array, size: int) -> Summaries:
-    """Assigns the tokens of a boolean `mask`, `(batch, length)`, to blocks of `size` tokens."""
+    """Assigns tokens to blocks of `size` tokens.
+
+    Args:
+        mask: Boolean mask of real tokens, `(batch, length)`.
+        size: Number of tokens per block.
+    """
     length = mask.shape[1]
     block_numbers = jnp.arange(length) // size
     ends = mask & (jnp.arange(length) % size == size - 1)
@@ -86,7 +103,8 @@ def block_summaries(mask: jax.Array, size: int) -> Summaries:
 class LocalAttention(stack.Attention):
     """Attention of each block to itself and its neighbors.
 
-    Mask and bias have one row per block, see :meth:`EncoderStack.mask_and_bias`.
+    The batch axis of mask and bias has one entry per block of each row, see
+    :meth:`EncoderStack.mask_and_bias`.
     """
 
     if TYPE_CHECKING:  # of the subclass
@@ -142,7 +160,7 @@ class LocalAttention(stack.Attention):
 
 
 class TransientGlobalAttention(LocalAttention):
-    """Local attention that includes a summary of each global block: the sum of its tokens."""
+    """Local attention in which each token also attends to the summaries of all global blocks."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, biased: bool):
         super().__init__(config, rngs, biased)
@@ -152,7 +170,7 @@ class TransientGlobalAttention(LocalAttention):
         self.global_input_layer_norm = norm(config)
 
 
-#: The checkpoint's name and the class for each `encoder_attention_type` of the configuration.
+#: The name in checkpoints and the class for each `encoder_attention_type` of the configuration.
 ATTENTION_TYPES = {
     "local": ("LocalSelfAttention", LocalAttention),
     "transient-global": ("TransientGlobalSelfAttention", TransientGlobalAttention),
@@ -175,7 +193,7 @@ class SelfAttention(nnx.Module):
 
     @property
     def attention(self) -> LocalAttention:
-        """The attention, which has its checkpoint name as attribute name."""
+        """The attention module, whose attribute name depends on the attention type."""
         return getattr(self, self.name)
 
     def __call__(
@@ -199,7 +217,7 @@ class EncoderBlock(stack.Block):
 
 
 class EncoderStack(stack.Stack):
-    """The encoder. Its blocks share the mask, and the position biases of the first block."""
+    """The encoder. All layers use the same mask and the position biases of the first layer."""
 
     block_class = EncoderBlock
 
@@ -211,7 +229,14 @@ class EncoderStack(stack.Stack):
         )
 
     def bias(self, name: str, queries: int, keys: int, start: int) -> jax.Array:
-        """Returns the bias from a table of the first block, `(1, heads, queries, keys)`."""
+        """Returns a relative position bias of the first layer, `(1, heads, queries, keys)`.
+
+        Args:
+            name: Attribute name of the bias in the attention module.
+            queries: Number of queries.
+            keys: Number of keys.
+            start: Index of the first query among the keys.
+        """
         table = getattr(self.first_attention.attention, name).embedding[...]
         return nn.relative_position_bias(
             table.reshape(table.shape[-2:]),
@@ -225,18 +250,22 @@ class EncoderStack(stack.Stack):
     def mask_and_bias(
         self, mask: jax.Array, segment_ids: jax.Array | None
     ) -> tuple[tuple[jax.Array, Summaries | None], jax.Array]:
-        """Returns the attention mask of all blocks with the summaries, and the position bias.
+        """Returns the attention mask, the summaries of global blocks, and the position bias.
+
+        The keys of a block of `size` queries are its own tokens, those of its two neighbors, and
+        the summaries.
 
         Args:
-            mask: Boolean, `(batch, length)`.
-            segment_ids: The documents of packed rows, `(batch, length)`.
+            mask: Boolean mask of real tokens, `(batch, length)`.
+            segment_ids: Document number of each token in packed rows, `(batch, length)`, or `None`.
 
         Returns:
-            A pair of the mask, `(batch * blocks, 1, size, keys)`, and the summaries or `None`; and
-            the bias, `(batch * blocks, heads, size, keys)`, or `(1, heads, size, keys)`.
+            A pair. Its first element is a pair of the mask, `(batch * blocks, 1, size, keys)`, and
+            the summaries or `None`. Its second element is the bias, `(batch * blocks, heads, size,
+            keys)` with summaries and `(1, heads, size, keys)` without.
 
         Raises:
-            UsageError: Rows are packed, and attention is transient-global.
+            UsageError: Attention is transient-global, and the rows are packed.
         """
         size = self.size
         near = abs(jnp.arange(3 * size) - jnp.arange(size)[:, None] - size) < size
@@ -249,7 +278,7 @@ class EncoderStack(stack.Stack):
             return (fold_blocks(visible)[:, None], None), bias
         if segment_ids is not None:
             raise UsageError(
-                "transient-global attention does not support packed rows, since a summary would "
+                "transient-global attention does not support packed rows, because a summary would "
                 "mix documents. Disable packing, or use encoder_attention_type='local'"
             )
         summary = block_summaries(mask, self.global_block_size)
@@ -265,7 +294,7 @@ class EncoderStack(stack.Stack):
         bias = jnp.concatenate([local_bias, global_bias], -1)
         return (fold_blocks(visible)[:, None], summary), bias
 
-    def __call__(  # type: ignore[override]  # builds mask and bias itself
+    def __call__(  # type: ignore[override]  # computes mask and bias
         self,
         embedded: jax.Array,  # (batch, length, hidden)
         attention_mask: jax.Array | None = None,  # (batch, length)
@@ -284,7 +313,7 @@ class EncoderStack(stack.Stack):
 
 
 class LongEncoderMixin(t5.EncoderOnly):
-    """Mixin with LongT5's encoder, which builds its masks itself."""
+    """Mixin with the encoder of LongT5, which computes its masks from `attention_mask`."""
 
     stack: ClassVar[Any] = EncoderStack
 
@@ -314,11 +343,11 @@ class EncoderDecoder(LongEncoderMixin, t5.EncoderDecoder):
 
 
 class ConditionalGeneration(LongEncoderMixin, t5.ConditionalGeneration):
-    """Encoder and decoder with a language-modeling head."""
+    """Encoder and decoder with a language modeling head."""
 
 
 class FlaxLongT5PreTrainedModel(t5.FlaxT5PreTrainedModel):
-    """Base of the LongT5 models."""
+    """Base class of the LongT5 models."""
 
     config_class = LongT5Config
 
@@ -332,7 +361,7 @@ class FlaxLongT5Model(FlaxLongT5PreTrainedModel):
 class FlaxLongT5ForConditionalGeneration(
     t5.FlaxT5ForConditionalGeneration, FlaxLongT5PreTrainedModel
 ):
-    """LongT5 with its language-modeling head, for example for summaries of long texts."""
+    """LongT5 with a language modeling head, for example for the summarization of long texts."""
 
     module_class = ConditionalGeneration
 

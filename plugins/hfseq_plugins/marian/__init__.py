@@ -19,7 +19,7 @@ CITATION = r"""@inproceedings{junczys2018marian,
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers Marian with the heads that Transformers 4 had in Flax."""
+    """Registers Marian with the task heads that Transformers 4 had in Flax."""
     register(
         "marian",
         config="transformers:MarianConfig",

@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al., 2018): BART with sinusoidal positions, without embedding norm.
+"""Marian (Junczys-Dowmunt et al., 2018): BART with sinusoidal positions and no embedding norm.
 
 With `share_encoder_decoder_embeddings=False`, encoder and decoder have separate vocabularies.
 """
@@ -74,7 +74,7 @@ class FlaxMarianModel(FlaxMarianPreTrainedModel):
     weight_fallbacks = FlaxBartModel.weight_fallbacks
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the position tables, which PyTorch stores for the model without a head."""
+        """Returns the position embeddings, which PyTorch stores for the model without a head."""
         return self.position_tables("")
 
 

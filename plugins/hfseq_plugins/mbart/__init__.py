@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers mBART with the Flax heads of Transformers 4, sharded like BART."""
+    """Registers mBART with the Flax task heads of Transformers 4, sharded like BART."""
     register(
         "mbart",
         config="transformers:MBartConfig",

@@ -1,6 +1,7 @@
 """mBART (Liu et al., 2020): multilingual BART with pre-norm layers.
 
-Target sequences end with a language ID, which becomes the first token when they are shifted right.
+Target sequences end with a language ID. When they are shifted right to make decoder inputs, the
+language ID becomes the first token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hfseq_plugins.pegasus.modeling import DecoderLayer, EncoderLayer
 
 
 def shift_tokens_right(input_ids: jax.Array | np.ndarray, pad_token_id: int | None) -> jax.Array:
-    """Shifts labels right. The last token of each row that is not padding comes first.
+    """Shifts labels right. The last token that is not padding becomes the first token.
 
     Args:
         input_ids: Labels, `(batch, length)`. -100 is treated as padding.
@@ -63,7 +64,7 @@ class ConditionalGeneration(heads.ConditionalGeneration):
 
 
 class SequenceClassification(heads.SequenceClassification):
-    """Sequence classification or regression, on the decoder state of the last `<eos>`."""
+    """Sequence classification or regression, from the decoder state of the last `<eos>`."""
 
     module = MBartModule
 
@@ -80,7 +81,7 @@ class FlaxMBartPreTrainedModel(FlaxBartPreTrainedModel):
     config_class = MBartConfig
 
     def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:  # type: ignore[override]  # called with arrays only
-        """Returns `input_ids` shifted right, with the language ID first."""
+        """Returns `input_ids` shifted right, so that they start with the language ID."""
         return shift_tokens_right(input_ids, self.config.pad_token_id)
 
 
@@ -99,7 +100,7 @@ class FlaxMBartForConditionalGeneration(Seq2SeqGeneration, FlaxMBartPreTrainedMo
 
 
 class FlaxMBartForSequenceClassification(FlaxMBartPreTrainedModel):
-    """mBART for sequence classification, on the decoder's last `<eos>`."""
+    """mBART for sequence classification, from the decoder's last `<eos>`."""
 
     module_class = SequenceClassification
 

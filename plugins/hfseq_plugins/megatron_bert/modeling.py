@@ -67,14 +67,14 @@ class Attention(encoder.Attention):
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         normed = getattr(self, self.norm_name)(x)
-        # The output of an encoder is already normalized.
+        # In cross-attention, `source` is the output of an encoder, which is already normalized.
         source = normed if source is x else source
         attn_output, weights = self.self(normed, source, mask, rngs, head_mask, return_weights)
         return self.output(attn_output, x, rngs), weights
 
 
 class Layer(encoder.Layer):
-    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
+    """Self-attention, feed-forward and, if `config.add_cross_attention` is set, cross-attention."""
 
     submodule_classes = (Attention, encoder.Intermediate, Output)
 
@@ -102,7 +102,7 @@ class Encoder(encoder.Encoder):
 
 
 class MegatronBertModule(encoder.BertModule):
-    """MegatronBERT encoder, or decoder, without a head."""
+    """MegatronBERT encoder without a head. It is a decoder if `config.is_decoder` is set."""
 
     submodule_classes = (Embeddings, Encoder)
 
@@ -138,6 +138,6 @@ class FlaxMegatronBertForMaskedLM(FlaxMegatronBertPreTrainedModel):
 
 
 class FlaxMegatronBertForSequenceClassification(FlaxMegatronBertPreTrainedModel):
-    """MegatronBERT for sequence classification, on the pooled first token."""
+    """MegatronBERT for sequence classification, from the pooled first token."""
 
     module_class = SequenceClassification

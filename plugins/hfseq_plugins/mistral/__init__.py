@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers Mistral with the heads that Transformers has in PyTorch."""
+    """Registers Mistral with the task heads that Transformers has in PyTorch."""
     register(
         "mistral",
         config="transformers:MistralConfig",

@@ -34,7 +34,7 @@ class FlaxMistralForCausalLM(CausalGeneration, FlaxMistralPreTrainedModel):
 
 
 class FlaxMistralForSequenceClassification(FlaxMistralPreTrainedModel):
-    """Mistral for sequence classification, on the last token."""
+    """Mistral for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

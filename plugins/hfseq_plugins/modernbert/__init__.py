@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ModernBERT with the heads that PyTorch has."""
+    """Registers ModernBERT with the task heads that PyTorch has."""
     register(
         "modernbert",
         config="transformers:ModernBertConfig",

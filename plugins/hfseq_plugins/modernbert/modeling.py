@@ -1,7 +1,8 @@
-"""ModernBERT (Warner et al., 2024) on Flax NNX. Attribute names are those of the checkpoint.
+"""ModernBERT (Warner et al., 2024) on Flax NNX. Module attributes are named as in checkpoints.
 
-Layers are pre-norm, except that the first attention has no norm. Projections are fused. Layers with
-full attention and layers with a sliding window have different RoPE bases.
+Layers are pre-norm, except that the first layer has no norm before attention. One projection
+computes queries, keys and values. Another projection computes both halves of the gated feed-forward
+block. Layers with full attention and layers with a sliding window have different RoPE bases.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def linear(
     bias: bool,
     std: float | None = None,
 ) -> nn.Linear:
-    """Returns a Linear that is initialized from a truncated normal distribution.
+    """Returns a linear layer that is initialized from a truncated normal distribution.
 
     Args:
         config: Model configuration.
@@ -55,8 +56,8 @@ def linear(
         features_out: Number of output features.
         rngs: Random number generators for the initial values.
         bias: Whether the projection has a bias.
-        std: Standard deviation. The default, for projections to the residual stream, shrinks with
-            the number of layers.
+        std: Standard deviation. The default is for projections whose output is added to the
+            residual stream. It is smaller in models with more layers.
     """
     std = std or config.initializer_range * (2 * config.num_hidden_layers) ** -0.5
     return nn.Linear(features_in, features_out, truncated_normal(config, std), rngs, use_bias=bias)
@@ -91,7 +92,8 @@ class Attention(nnx.Module):
         rngs: Keys | None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        # Split before the heads: devices that share the projection keep their part of q, k and v.
+        # Split queries, keys and values before splitting heads, so that each device of a sharded
+        # projection keeps its part of all three.
         query, key, value = (
             part.reshape(*x.shape[:2], self.heads, -1) for part in jnp.split(self.Wqkv(x), 3, -1)
         )
@@ -108,7 +110,10 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Gated feed-forward block (Shazeer, 2020). The first half of the projection is activated."""
+    """Gated feed-forward block (Shazeer, 2020).
+
+    The activation function is applied to the first half of the projection.
+    """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -197,7 +202,7 @@ class ModernBert(nnx.Module):
         self.final_norm = norm(config)
 
     def window(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Returns the number of visible tokens before and after each token."""
+        """Returns how many tokens before and after a token it may attend to."""
         return config.sliding_window, config.sliding_window
 
     def __call__(
@@ -241,7 +246,7 @@ class ModernBert(nnx.Module):
 
 
 class PredictionHead(nnx.Module):
-    """Projection, activation and norm that every head starts with."""
+    """Projection, activation and norm, the first layers of every head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -260,7 +265,7 @@ class DecoderBias(nnx.Module):
 
 
 class VocabularyProjection(nnx.Module):
-    """Base class of models that project to the vocabulary, tied or not.
+    """Base class of language models. The projection to the vocabulary may be tied.
 
     Subclasses set `model` before they call `add_decoder`.
     """
@@ -277,7 +282,7 @@ class VocabularyProjection(nnx.Module):
             self.decoder = DecoderBias(config)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Maps `(..., hidden)` to logits, `(..., vocab_size)`."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         if not self.tied:
             return self.decoder(x)
         logits = self.model.embeddings.tok_embeddings.attend(x)
@@ -294,11 +299,11 @@ class MaskedLM(VocabularyProjection):
     def __call__(
         self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments, then the head.
+        """Passes all other arguments to the encoder, then applies the head.
 
         Args:
-            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
-                All positions by default.
+            masked_positions: Indices of the `k` tokens to predict in each group of rows,
+                `(groups, k)`, see `hfseq.nn.gather_positions`. The default is all tokens.
 
         Returns:
             Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
@@ -310,7 +315,7 @@ class MaskedLM(VocabularyProjection):
 
 
 class Classifier(nnx.Module):
-    """Base class of classifiers: encoder, prediction head and a projection.
+    """Base class of classifiers: encoder, prediction head and projection to the outputs.
 
     Args:
         config: Model configuration.
@@ -326,11 +331,11 @@ class Classifier(nnx.Module):
         self.pooling = config.classifier_pooling
 
     def classify(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Maps `(..., hidden)` to logits, `(..., num_outputs)`."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., num_outputs)`."""
         return self.classifier(self.drop(self.head(x), rngs))
 
     def pool(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Returns the first token, or the mean of all tokens that are not padding.
+        """Returns the state of the first token, or the mean over tokens that are not padding.
 
         Args:
             x: Hidden states, `(batch, length, hidden)`.
@@ -357,7 +362,7 @@ class SequenceClassification(Classifier):
         rngs: Keys | None = None,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, num_labels)`."""
         outputs = self.model(input_ids, attention_mask, *args, rngs=rngs, **kwargs)
         logits = self.classify(self.pool(outputs.last_hidden_state, attention_mask), rngs)
         return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -367,7 +372,7 @@ class TokenClassification(Classifier):
     """Token classification."""
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
         outputs = self.model(*args, rngs=rngs, **kwargs)
         logits = self.classify(outputs.last_hidden_state, rngs)
         return out.FlaxTokenClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -380,7 +385,7 @@ class QuestionAnswering(Classifier):
         super().__init__(config, rngs, num_outputs=2)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments.
+        """Passes all arguments to the encoder.
 
         Returns start and end logits, `(batch, length)`.
         """
@@ -392,17 +397,17 @@ class QuestionAnswering(Classifier):
 
 
 class MultipleChoice(Classifier):
-    """Multiple choice. Inputs are `(batch, choices, length)`, logits `(batch, choices)`."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, num_outputs=1)
 
     def __call__(
         self,
-        input_ids: jax.Array,  # (batch, length)
-        attention_mask: jax.Array | None = None,  # (batch, length)
-        position_ids: jax.Array | None = None,  # (batch, length)
-        segment_ids: jax.Array | None = None,  # (batch, length)
+        input_ids: jax.Array,  # (batch, choices, length)
+        attention_mask: jax.Array | None = None,  # (batch, choices, length)
+        position_ids: jax.Array | None = None,  # (batch, choices, length)
+        segment_ids: jax.Array | None = None,  # (batch, choices, length)
         *,
         rngs: Keys | None = None,
         **kwargs: Any,
@@ -412,7 +417,7 @@ class MultipleChoice(Classifier):
         outputs, mask = self.model(*flat, rngs=rngs, **kwargs), flat[1]  # type: ignore[arg-type]  # input_ids is not None
         x = outputs.last_hidden_state
         if self.pooling == "cls" and mask is not None:
-            # The first token that is not padding: rows may be padded on the left.
+            # Select the first token that is not padding, because rows may be padded on the left.
             x = jnp.take_along_axis(x, mask.argmax(-1)[:, None, None], 1)
         logits = self.classify(self.pool(x, mask), rngs).reshape(input_ids.shape[:2])
         return out.FlaxMultipleChoiceModelOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -422,8 +427,8 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
     """Base class of the ModernBERT models: configuration, checkpoint names and call signature.
 
     `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`, or `(batch, choices,
-    length)` for multiple choice. `segment_ids`, `(batch, length)`, numbers the documents of packed
-    rows. 0 is padding.
+    length)` for multiple choice. For packed rows, `segment_ids`, `(batch, length)`, is the document
+    number of each token, and 0 for padding.
     """
 
     config_class = ModernBertConfig

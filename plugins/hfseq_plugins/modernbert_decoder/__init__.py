@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ModernBERT's decoder with the heads that PyTorch has."""
+    """Registers ModernBERT's decoder with the task heads that PyTorch has."""
     register(
         "modernbert-decoder",
         config="transformers:ModernBertDecoderConfig",

@@ -1,6 +1,6 @@
-"""ModernBERT decoder (Ettin, Weller et al., 2025) on Flax NNX. Names are those of the checkpoint.
+"""ModernBERT decoder (Ettin, Weller et al., 2025). Module attributes are named as in checkpoints.
 
-ModernBERT with causal attention and separate query, key and value projections.
+It is ModernBERT with causal attention and separate query, key and value projections.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Decoder(modernbert.ModernBert):
     output = out.FlaxBaseModelOutputWithPast
 
     def window(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Returns the number of visible tokens before and after each token, without itself."""
+        """Returns how many tokens before and after a token it may attend to."""
         if not nn.is_causal(config):
             return config.sliding_window, config.sliding_window
         return config.sliding_window - 1, 0
@@ -102,7 +102,7 @@ class CausalLM(modernbert.VocabularyProjection):
         self.add_decoder(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=self.logits(self.lm_head(output.last_hidden_state)),
@@ -112,7 +112,7 @@ class CausalLM(modernbert.VocabularyProjection):
 
 
 class SequenceClassification(nnx.Module):
-    """Sequence classification or regression, on the last token that is not padding."""
+    """Sequence classification or regression, from the last token that is not padding."""
 
     def __init__(self, config: ModernBertDecoderConfig, rngs: nnx.Rngs):
         width, bias = config.hidden_size, config.classifier_bias
@@ -128,7 +128,7 @@ class SequenceClassification(nnx.Module):
         rngs: Keys | None = None,
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
         states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
@@ -160,6 +160,6 @@ class FlaxModernBertDecoderForCausalLM(CausalGeneration, FlaxModernBertDecoderPr
 
 
 class FlaxModernBertDecoderForSequenceClassification(FlaxModernBertDecoderPreTrainedModel):
-    """ModernBERT decoder for sequence classification, on the last token."""
+    """ModernBERT decoder for sequence classification, from the last token."""
 
     module_class = SequenceClassification

@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers mT5 with the heads that Transformers 4 had in Flax and T5's sharding rules."""
+    """Registers mT5 with the sharding rules of T5 and the Flax task heads of Transformers 4."""
     register(
         "mt5",
         config="transformers:MT5Config",

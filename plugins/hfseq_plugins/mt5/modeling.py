@@ -1,4 +1,4 @@
-"""mT5 (Xue et al., 2021): T5 v1.1 for a hundred languages."""
+"""mT5 (Xue et al., 2021): T5 v1.1 that was trained on a hundred languages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class FlaxMT5Model(t5.FlaxT5Model):
 
 
 class FlaxMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
-    """mT5 with its language-modeling head."""
+    """mT5 with a language modeling head."""
 
     config_class = MT5Config
 
     def stored_config(self) -> MT5Config:
         """Returns the configuration with `tie_word_embeddings=False`, as in published checkpoints.
 
-        Transformers 5 ignores the option and sets it to true. Transformers 4 would follow it: it
-        would use the token embeddings as the head and scale their input.
+        In Transformers 5, the option is always true and has no effect in mT5. If it were saved as
+        true, Transformers 4 would use the token embeddings as the head and scale their input.
         """
         config = copy.deepcopy(super().stored_config())
         config.tie_word_embeddings = False

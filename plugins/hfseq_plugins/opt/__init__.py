@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers OPT with the heads that Transformers 4 had in Flax."""
+    """Registers OPT with the task heads that Transformers 4 had in Flax."""
     register(
         "opt",
         config="transformers:OPTConfig",

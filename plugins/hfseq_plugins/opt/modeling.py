@@ -1,4 +1,4 @@
-"""OPT (Zhang et al., 2022) on Flax NNX. Attribute names are those of the checkpoint."""
+"""OPT (Zhang et al., 2022) on Flax NNX. Module attributes are named as in checkpoints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hfseq.nn import outputs as out
 from hfseq.nn.visible import Mask
 from hfseq_plugins.bart.layers import LayerDrop
 
-#: Number of unused rows at the start of the position table.
+#: Number of unused position embeddings at the start. Position 0 uses the embedding with this index.
 OFFSET = 2
 
 
 def linear(
     config: OPTConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """Returns a Linear with the family's initialization."""
+    """Returns a linear layer with the initialization of the family."""
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs, use_bias=bias)
 
 
@@ -72,7 +72,7 @@ class Attention(nn.CachedAttention):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward: pre-norm, but post-norm in the 350M model."""
+    """Attention and feed-forward. Layers are pre-norm, except in the 350M model (post-norm)."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         width, inner, bias = config.hidden_size, config.ffn_dim, config.enable_bias
@@ -107,7 +107,7 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token embeddings, which may be narrower than the layers, positions and layers."""
+    """OPT decoder. The token embeddings may be narrower than the hidden size."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         width, embedding_width = config.hidden_size, config.word_embed_proj_dim
@@ -137,7 +137,7 @@ class Decoder(nnx.Module):
             position_ids = nn.positions_in_segments(segment_ids)
         elif position_ids is None and attention_mask is not None:
             is_token = (attention_mask != 0).astype(jnp.int32)
-            position_ids = jnp.cumsum(is_token, -1) * is_token - 1  # padding gets its own row
+            position_ids = jnp.cumsum(is_token, -1) * is_token - 1  # -1 for padding
         elif position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None]
         x = self.embed_tokens(input_ids)
@@ -160,7 +160,7 @@ class Decoder(nnx.Module):
 
 
 class OPTModule(nnx.Module):
-    """OPT decoder without a head, under its checkpoint name."""
+    """Contains the OPT decoder as the attribute `decoder`, as in checkpoints."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         self.decoder = Decoder(config, rngs)
@@ -185,7 +185,7 @@ class CausalLM(nnx.Module):
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -222,10 +222,10 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. By default positions
-        count the tokens of the attention mask. `segment_ids`, `(batch, length)`, numbers the
-        documents of packed rows. `deterministic=False` is the same as `train=True` in other
-        families.
+        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. By default,
+        positions count the tokens that `attention_mask` includes. For packed rows, `segment_ids`,
+        `(batch, length)`, is the document number of each token. `deterministic=False` has the same
+        effect as `train=True`.
         """
         model_inputs = {
             "input_ids": input_ids,

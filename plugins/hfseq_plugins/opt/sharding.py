@@ -1,4 +1,4 @@
-"""Sharding rules of OPT: pairs of column-parallel and row-parallel kernels, as in Megatron-LM."""
+"""Sharding rules of OPT: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"embed_tokens/embedding$", "embedding"),

@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers PEGASUS with the heads that Transformers 4 had in Flax."""
+    """Registers PEGASUS with the task heads that Transformers 4 had in Flax."""
     register(
         "pegasus",
         config="transformers:PegasusConfig",

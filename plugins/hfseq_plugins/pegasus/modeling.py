@@ -55,12 +55,15 @@ class ConditionalGeneration(heads.ConditionalGeneration):
 
 
 class FixedPositions(StoredPositions, FlaxBartPreTrainedModel):
-    """Mixin of models with sinusoidal positions, which are not parameters, as in Transformers 4."""
+    """Mixin for models whose sinusoidal position embeddings are not parameters.
+
+    Transformers 4 treats them in the same way.
+    """
 
     ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, POSITION_TABLES)
 
     def position_tables(self, prefix: str) -> dict[str, DerivedTensor]:
-        """Returns the computed position tables under their PyTorch names.
+        """Returns the computed position embeddings by their PyTorch names.
 
         Args:
             prefix: Prefix of the names, `model.` or empty.
@@ -78,7 +81,7 @@ class FlaxPegasusPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
     config_class = PegasusConfig
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the position tables, which PyTorch checkpoints contain."""
+        """Returns the position embeddings, which PyTorch checkpoints contain."""
         return self.position_tables("" if self.module_class is PegasusModule else "model.")
 
 

@@ -1,4 +1,4 @@
-"""Qwen 2 (Yang et al., 2024, https://arxiv.org/abs/2407.10671): Llama with biases."""
+"""Qwen 2 (Yang et al., 2024, https://arxiv.org/abs/2407.10671): Llama with attention biases."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class FlaxQwen2ForCausalLM(CausalGeneration, FlaxQwen2PreTrainedModel):
 
 
 class FlaxQwen2ForSequenceClassification(FlaxQwen2PreTrainedModel):
-    """Qwen 2 for sequence classification, on the last token."""
+    """Qwen 2 for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al., 2025, https://arxiv.org/abs/2505.09388): Llama with normed heads."""
+"""Qwen 3 (Yang et al., 2025, https://arxiv.org/abs/2505.09388): Llama with QK norm."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class FlaxQwen3ForCausalLM(CausalGeneration, FlaxQwen3PreTrainedModel):
 
 
 class FlaxQwen3ForSequenceClassification(FlaxQwen3PreTrainedModel):
-    """Qwen 3 for sequence classification, on the last token."""
+    """Qwen 3 for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers RegNet with the heads that Transformers 4 had in Flax."""
+    """Registers RegNet with the task heads that Transformers 4 had in Flax."""
     register(
         "regnet",
         config="transformers:RegNetConfig",
@@ -27,6 +27,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForImageClassification": f"{MODELING}:FlaxRegNetForImageClassification",
         },
         sharding="hfseq_plugins.resnet.sharding:RULES",
-        card="ResNet with grouped convolutions and searched widths (Radosavovic et al., 2020).",
+        card="A ResNet with grouped convolutions and optimized widths (Radosavovic et al., 2020).",
         citation=CITATION,
     )

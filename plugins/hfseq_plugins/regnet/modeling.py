@@ -14,7 +14,7 @@ from hfseq_plugins.resnet.modeling import INIT, ConvLayer, Function
 
 
 class SqueezeExcitation(nnx.Module):
-    """Squeeze-and-excitation: scales channels by a function of their means (Hu et al., 2018)."""
+    """Squeeze-and-excitation (Hu et al., 2018): scales channels by a function of their means."""
 
     def __init__(self, features: int, reduced: int, rngs: nnx.Rngs):
         self.attention = nnx.List(
@@ -57,7 +57,7 @@ class Block(resnet.Block):
 
 
 class Embeddings(nnx.Module):
-    """Convolution with stride 2."""
+    """First layer of the network, a convolution with stride 2."""
 
     def __init__(self, config: RegNetConfig, rngs: nnx.Rngs):
         self.embedder = ConvLayer(
@@ -76,13 +76,13 @@ class RegNet(resnet.ResNet):
 
 
 class ImageClassification(resnet.ImageClassification):
-    """Image classification, on the mean of the last feature map."""
+    """Image classification, from the mean of the last feature map."""
 
     prefix, base = "regnet", RegNet
 
 
 class FlaxRegNetPreTrainedModel(resnet.FlaxResNetPreTrainedModel):
-    """Base class of the RegNet models. The structure of `params` is that of ResNet."""
+    """Base class of the RegNet models. `params` has the same structure as in ResNet."""
 
     config_class = RegNetConfig
     base_model_prefix = "regnet"

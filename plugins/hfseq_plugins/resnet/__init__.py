@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ResNet with the heads that Transformers 4 had in Flax."""
+    """Registers ResNet with the task heads that Transformers 4 had in Flax."""
     register(
         "resnet",
         config="transformers:ResNetConfig",

@@ -1,6 +1,6 @@
-"""ResNet (He et al., 2016) on Flax NNX. Attribute names are those of the checkpoint.
+"""ResNet (He et al., 2016) on Flax NNX. Module attributes are named as in checkpoints.
 
-Inside of the network channels are last. Inputs and outputs have them first.
+The channels are the last axis inside of the network, and the second axis of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.common import num_labels
 
-#: He et al. (2015), as PyTorch's `kaiming_normal_` with `fan_out`.
+#: Initialization of He et al. (2015), which is `kaiming_normal_` with `fan_out` in PyTorch.
 INIT = jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Function(nnx.Module):
-    """A function without parameters that takes an index in a PyTorch `Sequential`."""
+    """A module without parameters, which calls a function.
+
+    It takes the place of such a module in a `Sequential` of PyTorch, so that the other modules have
+    the same indices as in checkpoints.
+    """
 
     def __init__(self, function: Callable[[jax.Array], jax.Array]):
         self.function = function
@@ -78,7 +82,7 @@ class ConvLayer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Residual block. The shortcut is a projection if width or resolution change."""
+    """Residual block. The shortcut is a projection if the number of channels or stride changes."""
 
     def __init__(
         self, config: Any, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int = 1
@@ -93,7 +97,7 @@ class Block(nnx.Module):
     def make_layers(
         config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int
     ) -> Sequence[nnx.Module]:
-        """Returns the layers: two 3 x 3 convolutions, or a bottleneck of three."""
+        """Returns the layers: two 3 x 3 convolutions, or three convolutions with a bottleneck."""
         if config.layer_type == "basic":
             return [
                 ConvLayer(features_in, features_out, rngs, 3, stride, act="relu"),
@@ -124,7 +128,7 @@ class Block(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks of the same width. The first one may halve the resolution."""
+    """Blocks with the same number of channels. The first block may halve the resolution."""
 
     def __init__(
         self,
@@ -155,7 +159,7 @@ class Stage(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Stages of the network."""
+    """Sequence of stages."""
 
     def __init__(self, block: type[Block], config: Any, rngs: nnx.Rngs):
         widths = (config.embedding_size, *config.hidden_sizes)
@@ -167,7 +171,7 @@ class Encoder(nnx.Module):
 
 
 class Embeddings(nnx.Module):
-    """7 x 7 convolution with stride 2, followed by max pooling with stride 2."""
+    """First layers of the network: a 7 x 7 convolution and max pooling, each with stride 2."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.embedder = ConvLayer(
@@ -213,7 +217,7 @@ def _channels_first(x: jax.Array) -> jax.Array:
 
 
 class ImageClassification(nnx.Module):
-    """Image classification, on the mean of the last feature map.
+    """Image classification, from the mean of the last feature map.
 
     Attributes:
         prefix: Name of the network in checkpoints.
@@ -254,7 +258,7 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
     base_model_prefix = "resnet"
     params_include_collections = True
     stored_collections = {"batch_stats": ("mean", "var")}
-    # Names of blocks with two layers in Transformers 4, which could not load PyTorch checkpoints.
+    # In Transformers 4, blocks with two layers had other names, which did not match PyTorch's.
     native_synonyms = {"layer.layer_{}": "layer.{}"}
 
     def __call__(  # type: ignore[override]  # signature of Transformers 4
@@ -271,7 +275,7 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
         """Runs the model on `(batch, channels, height, width)`, see `FlaxPreTrainedModel.run`.
 
         Raises:
-            UsageError: The channels of `pixel_values` are not first.
+            UsageError: The channels are not the second axis of `pixel_values`.
         """
         shape, channels = jnp.shape(pixel_values), self.config.num_channels  # type: ignore[arg-type]  # any array-like object
         if len(shape) == 4 and shape[1] != channels:
@@ -293,10 +297,10 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
 
     def enable_gradient_checkpointing(self) -> None:
         """Raises NotImplementedError, as in Transformers 4."""
-        raise NotImplementedError(f"gradient checkpointing is not supported by {type(self)}")
+        raise NotImplementedError(f"{type(self).__name__} does not support gradient checkpointing")
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the batch counters of the PyTorch batch norms, which are not used here."""
+        """Returns the batch counters of PyTorch's batch norms, which hfseq does not use."""
         means = [path for path in self._stored_paths() if path[-1] == "mean"]
         names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
         return {name: DerivedTensor(np.zeros((), np.int64), unused=True) for name in names}

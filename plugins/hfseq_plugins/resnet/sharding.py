@@ -1,4 +1,4 @@
-"""Sharding rules of ResNet: convolution kernels are only sharded over the `fsdp` axis."""
+"""Sharding rules of ResNet. Convolution kernels are only sharded over the `fsdp` axis."""
 
 RULES = [
     (r"convolution/kernel$", "channels"),

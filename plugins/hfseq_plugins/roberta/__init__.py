@@ -18,7 +18,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers RoBERTa with the Flax heads of Transformers 4, sharded like BERT."""
+    """Registers RoBERTa with the Flax task heads of Transformers 4, sharded like BERT."""
     register(
         "roberta",
         config="transformers:RobertaConfig",

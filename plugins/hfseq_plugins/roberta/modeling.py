@@ -1,6 +1,6 @@
-"""RoBERTa (Liu et al., 2019): BERT with positions that start after the padding ID.
+"""RoBERTa (Liu et al., 2019): BERT with positions that start at `pad_token_id + 1`.
 
-The language modeling and the sequence classification head also differ from BERT.
+The language modeling head and the sequence classification head also differ from BERT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from hfseq_plugins.common import num_labels
 
 
 class RobertaModule(BertModule):
-    """RoBERTa encoder, or decoder. Position IDs start at `pad_token_id + 1`."""
+    """RoBERTa encoder without a head. It is a decoder if `config.is_decoder` is set.
+
+    Position IDs start at `pad_token_id + 1`.
+    """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         super().__init__(config, rngs, add_pooling_layer)
@@ -34,7 +37,7 @@ class RobertaModule(BertModule):
 
         Args:
             input_ids: Token IDs, `(batch, length)`.
-            segment_ids: Document numbers of packed rows, `(batch, length)`, or `None`.
+            segment_ids: Document number of each token in packed rows, `(batch, length)`, or `None`.
 
         Returns:
             Position IDs, `(batch, length)`.
@@ -46,7 +49,7 @@ class RobertaModule(BertModule):
 
 
 class RobertaMixin(bert.ModelWithHead):
-    """Names the encoder and the language modeling head as RoBERTa checkpoints do."""
+    """Mixin that names the encoder and the language modeling head as in RoBERTa checkpoints."""
 
     prefix = "roberta"
     module: ClassVar[Callable[..., nnx.Module]] = RobertaModule  # subclasses have other encoders
@@ -83,10 +86,10 @@ class CausalLM(RobertaMixin, bert.CausalLM):
 
 
 class ClassificationHead(nnx.Module):
-    """Classifier on the first token: a projection with activation, then the labels.
+    """Classification head on the first token: projection, activation, projection to the labels.
 
     Attributes:
-        activation: Name of the activation. `None` means that of the configuration.
+        activation: Name of the activation. `None` means the activation of the configuration.
     """
 
     activation: ClassVar[str | None] = "tanh"
@@ -116,7 +119,7 @@ class SequenceClassification(RobertaMixin, bert.ModelWithHead):
         self.classifier = self.head(config, rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        """Passes all arguments to the encoder. Returns logits, `(batch, num_labels)`."""
         outputs = self.encode(*args, rngs=rngs, **kwargs)
         logits = self.classifier(outputs.last_hidden_state, self.dropout, rngs)
         return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
@@ -150,9 +153,9 @@ class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):
         return self.config.pad_token_id + 1
 
     def max_length(self) -> int:
-        """Returns the number of positions.
+        """Returns the maximum sequence length.
 
-        The first `pad_token_id + 1` rows are not used by tokens.
+        Tokens do not use the first `pad_token_id + 1` position embeddings.
         """
         return self.config.max_position_embeddings - self.config.pad_token_id - 1
 
@@ -176,7 +179,7 @@ class FlaxRobertaForCausalLM(CausalGeneration, FlaxRobertaPreTrainedModel):
 
 
 class FlaxRobertaForSequenceClassification(FlaxRobertaPreTrainedModel):
-    """RoBERTa for sequence classification, on the first token."""
+    """RoBERTa for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 

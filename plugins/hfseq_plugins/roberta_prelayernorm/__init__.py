@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers RoBERTa-PreLayerNorm with the heads that Transformers 4 had in Flax."""
+    """Registers RoBERTa-PreLayerNorm with the task heads that Transformers 4 had in Flax."""
     register(
         "roberta-prelayernorm",
         config="transformers:RobertaPreLayerNormConfig",

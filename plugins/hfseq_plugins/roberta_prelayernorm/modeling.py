@@ -23,7 +23,7 @@ class Attention(megatron.Attention):
 
 
 class Intermediate(encoder.Intermediate):
-    """Norm and first half of the feed-forward block."""
+    """Norm, followed by the first half of the feed-forward block."""
 
     def __init__(self, config: RobertaPreLayerNormConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -34,7 +34,7 @@ class Intermediate(encoder.Intermediate):
 
 
 class Layer(encoder.Layer):
-    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
+    """Self-attention, feed-forward and, if `config.add_cross_attention` is set, cross-attention."""
 
     submodule_classes = (Attention, Intermediate, megatron.Output)
 
@@ -46,7 +46,10 @@ class Encoder(encoder.Encoder):
 
 
 class RobertaPreLayerNormModule(roberta.RobertaModule):
-    """RoBERTa-PreLayerNorm encoder, or decoder, without a head."""
+    """RoBERTa-PreLayerNorm encoder without a head.
+
+    It is a decoder if `config.is_decoder` is set.
+    """
 
     submodule_classes = (encoder.Embeddings, Encoder)
 
@@ -62,7 +65,7 @@ class RobertaPreLayerNormModule(roberta.RobertaModule):
 
 
 class PreLayerNormMixin(bert.ModelWithHead):
-    """Names the encoder as RoBERTa-PreLayerNorm checkpoints do."""
+    """Mixin that names the encoder as in RoBERTa-PreLayerNorm checkpoints."""
 
     prefix = "roberta_prelayernorm"
     module = RobertaPreLayerNormModule
@@ -122,7 +125,7 @@ class FlaxRobertaPreLayerNormForCausalLM(CausalGeneration, FlaxRobertaPreLayerNo
 
 
 class FlaxRobertaPreLayerNormForSequenceClassification(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm for sequence classification, on the first token."""
+    """RoBERTa-PreLayerNorm for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 

@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers RoFormer with the heads that Transformers 4 had in Flax."""
+    """Registers RoFormer with the task heads that Transformers 4 had in Flax."""
     register(
         "roformer",
         config="transformers:RoFormerConfig",

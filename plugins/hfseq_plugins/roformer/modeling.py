@@ -1,7 +1,7 @@
-"""RoFormer (Su et al., 2021): BERT with rotary embeddings instead of a position table.
+"""RoFormer (Su et al., 2021): BERT with rotary instead of learned position embeddings.
 
 Queries and keys, and values if `config.rotary_value` is set, are rotated in interleaved pairs of
-features. Attribute names are those of the checkpoint.
+features. Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Encoder(encoder.Encoder):
     """Stack of layers.
 
     Attributes:
-        embed_positions: Sines and cosines of a checkpoint, if they are not computed.
+        embed_positions: The sines and cosines of a checkpoint. This attribute only exists if the
+            model does not compute them.
     """
 
     layer_class = Layer
@@ -175,7 +176,7 @@ class RoFormerModule(nnx.Module):
     def angles(self, positions: jax.Array) -> Angles:
         """Returns the cosines and sines of `positions`, `(batch, length)`.
 
-        They are computed, or read from a table of a checkpoint, which is not trained.
+        They are either computed or read from a checkpoint, and never trained.
         """
         if not hasattr(self.encoder, "embed_positions"):
             return self.rotary(positions)
@@ -185,7 +186,7 @@ class RoFormerModule(nnx.Module):
 
 
 class RoFormerMixin(bert.ModelWithHead):
-    """Names the encoder as RoFormer checkpoints do."""
+    """Mixin that names the encoder as in RoFormer checkpoints."""
 
     prefix = "roformer"
     module = RoFormerModule
@@ -196,7 +197,7 @@ class MaskedLM(RoFormerMixin, bert.MaskedLM):
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """Classifier on the first token, with the activation of the configuration."""
+    """Classification head on the first token, with the activation from the configuration."""
 
     activation = None
 
@@ -216,7 +217,7 @@ class QuestionAnswering(RoFormerMixin, bert.QuestionAnswering):
 
 
 class MultipleChoice(RoFormerMixin, bert.MultipleChoice):
-    """Multiple choice, on the last token unless the configuration has another `summary_type`."""
+    """Multiple choice, from the last token unless the configuration has another `summary_type`."""
 
     def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -257,8 +258,8 @@ class FlaxRoFormerPreTrainedModel(StoredPositions):
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
         Token IDs and masks are `(batch, length)`, or `(batch, choices, length)` for multiple
-        choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0 is
-        padding.
+        choice. For packed rows, `segment_ids`, `(batch, length)`, is the document number of each
+        token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -279,7 +280,7 @@ class FlaxRoFormerPreTrainedModel(StoredPositions):
         )
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the sinusoid table, which PyTorch checkpoints contain."""
+        """Returns the sines and cosines of all positions, which PyTorch checkpoints contain."""
         config = self.config
         if not getattr(config, "static_position_embeddings", True):
             return {}
@@ -302,7 +303,7 @@ class FlaxRoFormerForMaskedLM(FlaxRoFormerPreTrainedModel):
 
 
 class FlaxRoFormerForSequenceClassification(FlaxRoFormerPreTrainedModel):
-    """RoFormer for sequence classification, on the first token."""
+    """RoFormer for sequence classification, from the first token."""
 
     module_class = SequenceClassification
 
@@ -320,6 +321,6 @@ class FlaxRoFormerForQuestionAnswering(FlaxRoFormerPreTrainedModel):
 
 
 class FlaxRoFormerForMultipleChoice(FlaxRoFormerPreTrainedModel):
-    """RoFormer for multiple choice, on the last token."""
+    """RoFormer for multiple choice, from the last token."""
 
     module_class = MultipleChoice

@@ -1,4 +1,4 @@
-"""Sharding rules of RoFormer: those of BERT, and the embedding projection."""
+"""Sharding rules of RoFormer: the rules of BERT, and rules for the projection of embeddings."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

@@ -1,4 +1,7 @@
-"""SmolLM3 (Bakouch et al., 2025, https://huggingface.co/blog/smollm3): Llama, turned less."""
+"""SmolLM3 (Bakouch et al., 2025, https://huggingface.co/blog/smollm3).
+
+It is Llama without rotary embeddings in some of the layers.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxSmolLM3ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card=("A causal Transformer decoder with layers without positions (Bakouch et al., 2025)."),
+        card="A causal decoder with rotary embeddings in most layers (Bakouch et al., 2025).",
         citation=CITATION,
     )

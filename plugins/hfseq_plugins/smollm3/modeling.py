@@ -34,7 +34,7 @@ class FlaxSmolLM3ForCausalLM(CausalGeneration, FlaxSmolLM3PreTrainedModel):
 
 
 class FlaxSmolLM3ForSequenceClassification(FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 for sequence classification, on the last token."""
+    """SmolLM3 for sequence classification, from the last token."""
 
     module_class = SequenceClassification
 

@@ -49,7 +49,7 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
         )
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
-        """Returns the mask of the feature vectors for the mask of the audio."""
+        """Converts the mask of audio samples to the mask of the encoder's output frames."""
         return (
             None
             if encoder_mask is None
@@ -57,7 +57,7 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
         )
 
     def returned_encoder_states(self, states: jax.Array) -> jax.Array:
-        """Returns the projected states, as PyTorch's speech class does."""
+        """Returns the states after the projection, like `SpeechEncoderDecoderModel` in PyTorch."""
         return self.project(states)
 
     def __call__(
@@ -86,11 +86,11 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
 
 
 def frame_attention_mask(config: Any, attention_mask: jax.Array, states: jax.Array) -> jax.Array:
-    """Returns the mask of the encoder's output for the mask of the audio.
+    """Converts the mask of audio samples to the mask of the encoder's output frames.
 
     Args:
         config: The encoder's configuration.
-        attention_mask: `(batch, samples)`.
+        attention_mask: Mask of the audio samples, `(batch, samples)`.
         states: The encoder's output, `(batch, frames, hidden)`.
     """
     return frame_mask(config, states.shape[1], attention_mask)
@@ -127,11 +127,11 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
 
         Args:
             inputs: Audio samples, `(batch, samples)`.
-            attention_mask: `(batch, samples)`.
+            attention_mask: Mask of the audio samples, `(batch, samples)`, 0 for padding.
             decoder_input_ids: Target tokens, `(batch, length)`.
-            decoder_attention_mask: `(batch, length)`.
-            decoder_position_ids: `(batch, length)`.
-            freeze_feature_encoder: Whether to stop the gradient into the encoder's convolutions.
+            decoder_attention_mask: Mask of the target, `(batch, length)`, 0 for padding.
+            decoder_position_ids: Position IDs of the target, `(batch, length)`.
+            freeze_feature_encoder: Whether the convolutions of the encoder get no gradient.
         """
         return super().__call__(
             self._prepare_audio(inputs),
@@ -214,7 +214,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
         )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: Any) -> Input:
-        """Returns the mask of the encoder's output for the mask of the audio."""
+        """Converts the mask of audio samples to the mask of the encoder's output frames."""
         if attention_mask is None:
             return None
         return frame_attention_mask(
@@ -227,5 +227,5 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     def _get_feat_extract_output_lengths(
         self, input_lengths: jax.Array | int, add_adapter: bool | None = None
     ) -> Any:
-        """Returns the number of feature vectors for a number of samples."""
+        """Returns the number of frames that the encoder computes from a number of samples."""
         return output_lengths(self.config.encoder, input_lengths, add_adapter)

@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers T5 with the heads that Transformers 4 had in Flax."""
+    """Registers T5 with the task heads that Transformers 4 had in Flax."""
     register(
         "t5",
         config="transformers:T5Config",

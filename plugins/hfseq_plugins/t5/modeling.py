@@ -1,4 +1,4 @@
-"""T5 and T5 v1.1 (Raffel et al., 2020) on Flax NNX: modules with their heads, and model classes."""
+"""T5 and T5 v1.1 (Raffel et al., 2020) on Flax NNX: heads and model classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hfseq_plugins.t5.stack import Stack
 
 
 def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Embed:
-    """Returns a table of token embeddings."""
+    """Returns the embedding matrix of the vocabulary."""
     init = nn.normal(config.initializer_factor)
     return nn.Embed(config.vocab_size, config.d_model, init, rngs)
 
@@ -33,10 +33,10 @@ class EncoderOnly(nnx.Module):
 
     Args:
         config: The configuration.
-        rngs: Random keys for the parameters.
-        separate_embeddings: Whether the encoder and the decoder have their own token embeddings,
-            for checkpoints in which they differ. Only a tied head then uses `shared`, as in
-            PyTorch.
+        rngs: Random number generators for the initial values.
+        separate_embeddings: Whether encoder and decoder each have their own token embeddings, for
+            checkpoints in which they differ. In this case, only a tied head uses the shared
+            embeddings, as in PyTorch.
     """
 
     stack: ClassVar[type[Stack]] = Stack
@@ -111,7 +111,7 @@ class EncoderDecoder(EncoderOnly):
         return self.apply_head(decoded)
 
     def apply_head(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
-        """Returns the decoder's output unchanged. Subclasses replace hidden states by logits."""
+        """Applies the head to the decoder's output. Without a head, the output is unchanged."""
         return decoded
 
     def __call__(  # type: ignore[override]  # encoder and decoder
@@ -154,16 +154,16 @@ class EncoderDecoder(EncoderOnly):
 
 
 class ConditionalGeneration(EncoderDecoder):
-    """Encoder and decoder with a language-modeling head.
+    """Encoder and decoder with a language modeling head.
 
-    The head of the original T5 shares the token embeddings and scales its input. T5 v1.1
-    (`scale_decoder_outputs=False`) does neither.
+    In the original T5, the head is tied to the token embeddings, and its input is scaled. In T5
+    v1.1 (`scale_decoder_outputs=False`), the head is not tied, and its input is not scaled.
 
     Args:
         config: The configuration.
-        rngs: Random keys for the parameters.
-        tied: Whether the head shares the token embeddings. Overrides the configuration, for
-            checkpoints that contradict it.
+        rngs: Random number generators for the initial values.
+        tied: Whether the head is tied to the token embeddings. This overrides the configuration,
+            for checkpoints that do not match it.
         separate_embeddings: See `EncoderOnly`.
     """
 
@@ -195,7 +195,7 @@ class ConditionalGeneration(EncoderDecoder):
 
 
 class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
-    """Base of the T5 models: configuration and checkpoint names."""
+    """Base class of the T5 models: configuration and checkpoint names."""
 
     config_class: ClassVar[type[PreTrainedConfig]] = T5Config
     base_model_prefix = "transformer"
@@ -204,7 +204,7 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",
     }
-    # An unused table in old checkpoints.
+    # Unused position biases in old checkpoints.
     ignored_weights = (
         *FlaxPreTrainedModel.ignored_weights,
         r"EncDecAttention\.relative_attention_bias\.weight$",
@@ -212,8 +212,9 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         if config is not None and not config.tie_word_embeddings:
-            # Setting it after construction means T5 v1.1, as in Transformers 4. In saved
-            # configurations Transformers 5 needs scale_decoder_outputs for that.
+            # As in Transformers 4, a caller selects T5 v1.1 by setting tie_word_embeddings to False
+            # in an existing configuration. For Transformers 5, the saved configuration also needs
+            # scale_decoder_outputs=False.
             config.scale_decoder_outputs = False
         peft_config = kwargs.get("peft_config")
         if peft_config is not None and peft_config.unties(self.weight_aliases):
@@ -226,24 +227,30 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
 
     @classmethod
     def _saves_tied_tensor(cls, *_: Any) -> bool:
-        return False  # the constructor has its own options for separate tables
+        return False  # the options `tied` and `separate_embeddings` of the module are used instead
 
     @classmethod
     def checkpoint_options(
         cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Returns which tables are separate. The checkpoint's tensors decide, as in PyTorch."""
+        """Returns whether encoder and decoder have separate token embeddings.
+
+        As in PyTorch, this depends on the tensors of the checkpoint.
+        """
         copies = cls.different_copies(tensors)
         separate = any(alias.endswith("embed_tokens.weight") for alias in copies)
         return {"separate_embeddings": True} if separate else {}
 
     def _fallbacks(self) -> dict[str, list[str]]:
-        """Returns the names to read if a tensor is missing: those of the other tables."""
+        """Returns, for each embedding matrix, the names of the tensors to read if it is missing.
+
+        These are the names of the other embedding matrices.
+        """
         tables = ["shared.weight", *self.weight_aliases]
         return {name: [other for other in tables if other != name] for name in tables}
 
     def max_length(self) -> None:
-        """Returns None: relative positions do not limit the length."""
+        """Returns `None`, because relative positions do not limit the length."""
 
 
 class FlaxT5Model(FlaxT5PreTrainedModel):
@@ -253,7 +260,7 @@ class FlaxT5Model(FlaxT5PreTrainedModel):
 
 
 class FlaxT5ForConditionalGeneration(Seq2SeqGeneration, FlaxT5PreTrainedModel):
-    """T5 with its language-modeling head."""
+    """T5 with a language modeling head."""
 
     module_class = ConditionalGeneration
 
@@ -261,7 +268,7 @@ class FlaxT5ForConditionalGeneration(Seq2SeqGeneration, FlaxT5PreTrainedModel):
     def checkpoint_options(
         cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Adds whether the head is tied."""
+        """Adds the option `tied`, which depends on the tensors of the checkpoint."""
         untied = "lm_head.weight" in cls.different_copies(tensors)
         return {"tied": not untied, **super().checkpoint_options(tensors, config)}
 
@@ -274,7 +281,7 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
     ignored_weights = (*FlaxT5PreTrainedModel.ignored_weights, r"^decoder\.", r"^lm_head\.")
 
     def _fallbacks(self) -> dict[str, list[str]]:
-        """Adds the decoder's table, which some checkpoints contain instead of `shared`."""
+        """Adds the decoder's embeddings, which some checkpoints contain instead of `shared`."""
         fallbacks = super()._fallbacks()
         return {name: [*names, "decoder.embed_tokens.weight"] for name, names in fallbacks.items()}
 
@@ -296,7 +303,7 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
 
         Args:
             input_ids: Tokens, `(batch, length)`.
-            attention_mask: `(batch, length)`.
+            attention_mask: Attention mask, `(batch, length)`, 0 for padding.
         """
         model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(

@@ -1,4 +1,4 @@
-"""Sharding rules of T5: Megatron's column and row pairs."""
+"""Sharding rules of T5: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"(shared|embed_tokens)/embedding$", "embedding"),

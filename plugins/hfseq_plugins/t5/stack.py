@@ -1,6 +1,6 @@
 """The layers and stacks of T5 (Raffel et al., 2020) on Flax NNX.
 
-Attribute names match the checkpoint. A sibling replaces `Block.attention_class` and
+Module attributes are named as in checkpoints. LongT5 overrides `Block.attention_class` and
 `Stack.block_class` in subclasses.
 """
 
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, std: float, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Creates a Linear without bias, with standard deviation `initializer_factor * std`."""
+    """Creates a linear layer without bias.
+
+    The standard deviation of its initial weights is `initializer_factor * std`.
+    """
     init = nn.normal(config.initializer_factor * std)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=False)
 
 
 def norm(config: PreTrainedConfig) -> nn.RMSNorm:
-    """Creates an RMSNorm whose parameter is named `weight`, as in the checkpoint."""
+    """Creates an RMSNorm whose parameter is named `weight`, as in checkpoints."""
     return nn.RMSNorm(config.d_model, config.layer_norm_epsilon, leaf="weight")
 
 
 class Attention(nn.CachedAttention):
-    """Self-attention or cross-attention. The initialization replaces the scaling of scores."""
+    """Self-attention or cross-attention, without scaling of the scores."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class CrossAttention(nnx.Module):
 
 
 class DenseReluDense(nnx.Module):
-    """The feed-forward layers of T5, or the gated ones of T5 v1.1 (`is_gated_act`)."""
+    """The feed-forward layers. They are gated in T5 v1.1 (`is_gated_act`)."""
 
     if TYPE_CHECKING:
         wi: nn.Linear
@@ -179,7 +182,7 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Self-attention, cross-attention (in a decoder), feed-forward."""
+    """One layer: self-attention, cross-attention (only in the decoder) and feed-forward."""
 
     attention_class: ClassVar[Callable[..., nnx.Module]] = SelfAttention
 
@@ -218,7 +221,8 @@ class Stack(nnx.Module):
             shared=("relative_attention_bias", "global_relative_attention_bias"),
         )
         self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
-        self.embed_tokens: nn.Embed | None = nnx.data(None)  # None: the model's shared table
+        # None means that the model's shared token embeddings are used.
+        self.embed_tokens: nn.Embed | None = nnx.data(None)
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
 
     @property
@@ -231,7 +235,7 @@ class Stack(nnx.Module):
         """Returns the bias of the next `queries` tokens, `(1, heads, queries, keys)`."""
         attention, start, keys = self.first_attention.SelfAttention, 0, queries
         if attention.cached_key is not None:
-            # Scanned layers have a leading layer axis.
+            # In scanned layers, the first axis of these arrays is the layer.
             start, keys = attention.cache_index[...].ravel()[0], attention.cached_key.shape[-3]
         table = attention.relative_attention_bias.embedding[...]
         return nn.relative_position_bias(

@@ -87,8 +87,8 @@ class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
         Args:
             pixel_values: Images, `(batch, channels, height, width)`.
             decoder_input_ids: Target tokens, `(batch, length)`.
-            decoder_attention_mask: `(batch, length)`.
-            decoder_position_ids: `(batch, length)`.
+            decoder_attention_mask: Mask of the target, `(batch, length)`, 0 for padding.
+            decoder_position_ids: Position IDs of the target, `(batch, length)`.
         """
         return super().__call__(
             pixel_values,

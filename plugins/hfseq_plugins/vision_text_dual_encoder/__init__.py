@@ -1,4 +1,7 @@
-"""LiT (Zhai et al., 2022, https://arxiv.org/abs/2111.07991): CLIP with any two encoders."""
+"""LiT (Zhai et al., 2022, https://arxiv.org/abs/2111.07991).
+
+It is CLIP with an image encoder and a text encoder from any supported families.
+"""
 
 from __future__ import annotations
 

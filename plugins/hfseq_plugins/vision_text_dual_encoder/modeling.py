@@ -1,6 +1,6 @@
 """CLIP with any image encoder and any text encoder (Zhai et al., 2022) on Flax NNX.
 
-Both encoders may be of any family whose model without a head returns a pooled output.
+Each encoder may belong to any family whose model without a head returns a pooled output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, VisionTextDualEncoderConf
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxCompositePreTrainedModel, FlaxPreTrainedModel
-from hfseq.modeling.auto import HUB_ARGUMENTS, MODEL_ARGUMENTS, FlaxAutoModel
+from hfseq.modeling.auto import HUB_ARGUMENTS, MODEL_ARGUMENTS, FlaxAutoModel, load
 from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
@@ -29,7 +29,7 @@ from hfseq_plugins.clip.modeling import (
 )
 
 logger = logging.getLogger("hfseq.modeling")
-#: The encoder of each modality, for CLIP checkpoints, which contain both.
+#: The class that loads only the encoder of one modality from a CLIP checkpoint.
 HALVES = {"vision": FlaxCLIPVisionModel, "text": FlaxCLIPTextModel}
 
 
@@ -50,7 +50,7 @@ class DualEncoder(CLIP):
             for width in (part_config.hidden_size for part_config in part_configs)
         )
         self.logit_scale = nnx.Param(jnp.asarray(config.logit_scale_init_value, jnp.float32))
-        # Models with token types have their number in the configuration.
+        # The configurations of models with token types contain `type_vocab_size`.
         self.has_token_types = bool(getattr(config.text_config, "type_vocab_size", 0))
 
     def encode_text(
@@ -122,7 +122,7 @@ class DualEncoder(CLIP):
 
 
 def require_pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutput:
-    """Returns an encoder's output after a check that it has a pooled output.
+    """Checks that an encoder's output contains a pooled output, and returns the encoder's output.
 
     Args:
         encoded: The output of the encoder.
@@ -187,9 +187,9 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         Args:
             input_ids: Tokens, `(texts, length)`.
             pixel_values: Images, `(images, channels, height, width)`.
-            attention_mask: `(texts, length)`.
-            position_ids: `(texts, length)`.
-            token_type_ids: `(texts, length)`.
+            attention_mask: Attention mask, `(texts, length)`, 0 for padding.
+            position_ids: Position IDs, `(texts, length)`.
+            token_type_ids: Token type IDs, `(texts, length)`.
         """
         inputs = {
             "input_ids": input_ids,
@@ -245,13 +245,15 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
                 its image encoder is used. Alternatively pass a model as `vision_model=`.
             text_model_name_or_path: The text encoder's checkpoint. If it is a CLIP model, only its
                 text encoder is used. Alternatively pass a model as `text_model=`.
-            *model_args: Passed on to the encoders' `from_pretrained` and to this class.
-            **kwargs: Keywords with the prefix `vision_` or `text_` are options for loading that
-                part (`text_from_pt=True`). Arguments of a model (`dtype`, `seed`) apply to the new
-                model. All others are options of its configuration (`projection_dim`).
+            *model_args: Positional arguments that are passed to `from_pretrained` of both encoders,
+                and to the constructor of this class.
+            **kwargs: Keywords that start with `vision_` or `text_` are options for loading that
+                encoder (`text_from_pt=True`). Model arguments such as `dtype` and `seed` apply to
+                the new model. All other keywords are options of its configuration, such as
+                `projection_dim`.
 
         Returns:
-            The model. With `_do_init=False` a pair of the model and its parameters.
+            The model. With `_do_init=False`, the model and its parameters.
         """
         models = {}
         for side, source in (
@@ -300,7 +302,7 @@ def _load(
         )
     if part_kwargs.get("config") is None:
         hub = {key: part_kwargs[key] for key in HUB_ARGUMENTS if key in part_kwargs}
-        part_kwargs["config"] = AutoConfig.from_pretrained(source, **hub)
+        part_kwargs["config"] = load(AutoConfig, source, **hub)
     model_class: Any = FlaxAutoModel
     if part_kwargs["config"].model_type == "clip":
         part_kwargs["config"] = getattr(part_kwargs["config"], f"{side}_config")

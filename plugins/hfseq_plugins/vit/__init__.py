@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers ViT with the heads that Transformers 4 had in Flax."""
+    """Registers ViT with the task heads that Transformers 4 had in Flax."""
     register(
         "vit",
         config="transformers:ViTConfig",

@@ -1,4 +1,4 @@
-"""ViT (Dosovitskiy et al., 2021) on Flax NNX. Attribute names are those of the checkpoint."""
+"""ViT (Dosovitskiy et al., 2021) on Flax NNX. Module attributes are named as in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def dense(
     rngs: nnx.Rngs,
     use_bias: bool = True,
 ) -> nn.Linear:
-    """Returns a Linear with the family's initialization."""
+    """Returns a linear layer with the initialization of the family."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=use_bias)
 
 
 class PatchEmbeddings(nnx.Module):
-    """Embeddings of the patches of an image, in row-major order."""
+    """Embeddings of the patches of an image, row by row."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size, init = nn.height_and_width(config.patch_size), nn.normal(config.initializer_range)
@@ -224,7 +224,7 @@ class ViT(nnx.Module):
 
 
 class ImageClassification(nnx.Module):
-    """Image classification, on the class token."""
+    """Image classification, from the class token."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.vit = ViT(config, rngs, add_pooling_layer=False)
@@ -253,7 +253,8 @@ class FlaxViTPreTrainedModel(FlaxVisionPreTrainedModel):
 
     config_class = ViTConfig
     base_model_prefix = "vit"
-    # Names in memory of the PyTorch classes since Transformers 5. Files keep the old names.
+    # Transformers 5 renamed the modules of the PyTorch classes. The tensors in checkpoint files
+    # keep the old names.
     weight_synonyms = {
         "layers.{}": "encoder.layer.{}",
         "attention.q_proj": "attention.attention.query",

@@ -1,6 +1,7 @@
 """The VQ Transformer (Lingle, 2024, Transformer-VQ: Linear-Time Transformers via VQ).
 
-A causal model with cost linear in the length and a state of fixed size.
+It is a causal language model. Its cost grows linearly with the sequence length, and its state in
+generation has a fixed size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers the VQ Transformer with its three heads."""
+    """Registers the three model classes of the VQ Transformer."""
     register(
         "vq_transformer",
         config="hfseq_plugins.vq_transformer.configuration:VQTransformerConfig",

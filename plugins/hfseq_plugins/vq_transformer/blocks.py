@@ -1,12 +1,17 @@
 """Block-wise attention over a window of keys and a cache of codes (Lingle, 2024, section 3).
 
-A query attends individually to the keys of its block and of the window before it. Older keys are
-represented by their codes. :class:`TokenBlocks` splits the tokens of a call into blocks,
-:func:`attend_block` attends with one block, and :func:`attend_in_blocks` scans over the blocks.
+A key is quantized to the nearest vector of a codebook. Its code is the index of this vector. A
+query attends individually to the keys of its block and of the window before the block. All older
+keys with the same code are represented by the vector of the code, their number, and the mean of
+their values, which are stored in a cache.
 
-Dimensions in shapes, here and in the sibling modules: B rows, Hk key heads, G query heads per key
-head, T tokens, K width of queries and keys, V width of values, S codes, M window size, L block
-size, R blocks, D hidden size. In all arrays of this module heads precede tokens.
+:class:`TokenBlocks` splits the tokens of a call into blocks. :func:`attend_block` computes the
+attention of one block, and :func:`attend_in_blocks` scans over the blocks.
+
+Shapes in this package use these symbols: B batch size, Hk key heads, G query heads per key head,
+T tokens, K width of queries and keys, V width of values, S number of codes, M window size, L block
+size, R number of blocks, D hidden size. In all arrays of this module, the axis of heads precedes
+the axis of tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from hfseq_plugins.vq_transformer.state import (
     take,
 )
 
-#: The score of masked keys. It is finite, so that gradients are finite, too.
+#: The score of masked keys. It is finite, so that gradients are finite as well.
 MASKED_SCORE = -1e30
 
 
@@ -40,8 +45,8 @@ class AttentionInputs(NamedTuple):
         query: Queries, float32 `(B, Hk, G, T, K)`.
         key: Quantized keys, float32 `(B, Hk, T, K)`.
         value: Values, `(B, Hk, T, V)`.
-        code: The codes of the keys, `(B, Hk, T)`. S for padding.
-        segment: The documents of packed rows, `(B, T)`.
+        code: The codes of the keys, `(B, Hk, T)`. The code of padding is S.
+        segment: Document number of each token in packed rows, `(B, T)`, or `None`.
     """
 
     query: jax.Array
@@ -54,12 +59,16 @@ class AttentionInputs(NamedTuple):
 class ScoreTerms(NamedTuple):
     """The parameters of attention scores.
 
+    As in Transformer-XL, the score of a key is the sum of a content score, which depends on the
+    key, and a position score, which depends on its distance to the query.
+
     Attributes:
-        codebook: The codes' keys, `(Hk, S, K)`.
-        relative: Keys of relative positions by distance, `(M + 1, Hk, K)`. For a single token a
-            pair of factors: sinusoids, `(M + 1, D)`, and their projection, `(D, Hk, K)`.
-        content: Offset of the queries for content scores, `(Hk, G, 1, K)`.
-        position: Offset of the queries for position scores, `(Hk, G, 1, K)`.
+        codebook: The key vector of each code, `(Hk, S, K)`.
+        relative: The key vectors of relative positions by distance, `(M + 1, Hk, K)`. For a single
+            token, these are two factors: sinusoids, `(M + 1, D)`, and their projection, `(D, Hk,
+            K)`.
+        content: Vector that is added to queries for content scores, `(Hk, G, 1, K)`.
+        position: Vector that is added to queries for position scores, `(Hk, G, 1, K)`.
     """
 
     codebook: jax.Array
@@ -75,10 +84,10 @@ class AttentionOptions:
     Attributes:
         window: The window size M.
         block: The block size L.
-        reduction: How the caches of all blocks are computed: recurrent, serial, matmul or
-            associative_scan.
-        compressive: Whether queries attend to keys before the window, through their codes.
-        stop_gradient: Whether to stop the gradient into earlier blocks.
+        reduction: How the caches of all blocks are computed: `recurrent`, `serial`, `matmul` or
+            `associative_scan`.
+        compressive: Whether queries attend to keys before the window through the codes of the keys.
+        stop_gradient: Whether a block passes no gradient to earlier blocks.
     """
 
     window: int
@@ -89,15 +98,15 @@ class AttentionOptions:
 
 
 class Block(NamedTuple):
-    """A block of queries with the M + L keys of its window and itself.
+    """The L queries of a block, and the M + L keys of the block and the window before the block.
 
     Attributes:
-        query: `(B, Hk, G, L, K)`.
-        key: `(B, Hk, M + L, K)`.
-        value: `(B, Hk, M + L, V)`.
-        code: `(B, Hk, M + L)`.
-        segment: The documents of the keys, `(B, M + L)`.
-        first: The document that the cache belongs to, `(B,)`.
+        query: Queries, `(B, Hk, G, L, K)`.
+        key: Keys, `(B, Hk, M + L, K)`.
+        value: Values, `(B, Hk, M + L, V)`.
+        code: Codes of the keys, `(B, Hk, M + L)`.
+        segment: Document number of each key, `(B, M + L)`, or `None`.
+        first: Document number of the tokens in the cache, `(B,)`, or `None`.
     """
 
     query: jax.Array
@@ -113,8 +122,9 @@ def attend_block(
 ) -> jax.Array:
     """Computes the attention output of a block, float32 `(B, Hk, G, L, V)`.
 
-    One softmax covers keys and codes. The score of a code for n keys is the score of one key plus
-    log n (equation 20). The weights are normalized before they multiply the values.
+    A single softmax covers the keys of block and window and the codes in the cache. A code that
+    represents n keys has the score of one key plus log n (equation 20). The weights are normalized
+    before they are multiplied with the values.
     """
     content = block.query + terms.content
     near = jnp.einsum("bhglk,bhck->bhglc", content, block.key, precision=EXACT)
@@ -149,9 +159,12 @@ def attend_block(
 
 
 def weighted_sum(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Multiplies weights `(B, H, G, L, C)` in `dtype` with values `(B, H, C, V)`.
+    """Multiplies attention weights with values in `dtype`, and sums the results in float32.
 
-    Sums are float32.
+    Args:
+        weights: Weights of C keys or codes, `(B, Hk, G, L, C)`.
+        values: Their values, `(B, Hk, C, V)`.
+        dtype: Dtype of the multiplication.
     """
     return jnp.einsum(
         "bhglc,bhcv->bhglv",
@@ -162,13 +175,19 @@ def weighted_sum(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax
 
 
 def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> jax.Array:
-    """Returns the scores of codes, `(B, Hk, G, L, S)`. A code for n keys gets log n added."""
+    """Returns the scores of codes, `(B, Hk, G, L, S)`, including log n for a code with n keys.
+
+    Args:
+        content: Queries for content scores, `(B, Hk, G, L, K)`.
+        count: Number of keys of each code, `(B, Hk, S)`.
+        codebook: The key vector of each code, `(Hk, S, K)`.
+    """
     bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), MASKED_SCORE)
     scores = jnp.einsum("bhglk,hsk->bhgls", content, codebook, precision=EXACT)
     return scores + bonus[:, :, None, None]
 
 
-# -- a call of many tokens
+# -- a call with many tokens
 # ---------------------------------------------------------------------------------------
 
 
@@ -176,12 +195,14 @@ class PastTokens(NamedTuple):
     """The tokens before a call.
 
     Attributes:
-        key: The last M keys, oldest first.
-        value: The last M values.
-        code: The last M codes.
-        cache: All older tokens.
-        segment: The documents of the last M tokens of packed rows, `(B, M)`.
-        following: The document of the token after the call, `(B,)`, also for packed rows.
+        key: The keys of the last M tokens, oldest first.
+        value: The values of the last M tokens.
+        code: The codes of the last M tokens.
+        cache: The cache of all older tokens.
+        segment: Document number of each of the last M tokens, `(B, M)`. `None` if rows are not
+            packed.
+        following: Document number of the token after the call, `(B,)`. `None` if rows are not
+            packed.
     """
 
     key: jax.Array
@@ -195,8 +216,8 @@ class PastTokens(NamedTuple):
 class TokenBlocks:
     """The window before a call and the tokens of the call, padded to whole blocks.
 
-    The arrays `key`, `value`, `code` and `segment` contain M + R * L tokens. The first R * L of
-    them have left the window at the end of the last block.
+    The arrays `key`, `value`, `code` and `segment` contain M + R * L tokens. After the last block,
+    the first R * L of these tokens are no longer in the window.
     """
 
     def __init__(
@@ -236,7 +257,7 @@ class TokenBlocks:
         return Cache(mean, jnp.zeros(shape, jnp.int32))
 
     def cut(self, x: jax.Array, axis: int) -> jax.Array:
-        """Splits an axis of R * L tokens into blocks, which become the first axis."""
+        """Splits an axis of R * L tokens into R blocks. The blocks become the first axis."""
         shape = (*x.shape[:axis], self.blocks, self.options.block, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
@@ -247,7 +268,10 @@ class TokenBlocks:
         return self.cut(jnp.pad(query, sizes), 3)
 
     def first_segments(self) -> jax.Array | None:
-        """Returns the document of the first token of each block and after it, `(R + 1, B)`."""
+        """Returns the document numbers at the start of each block and after the last block.
+
+        The shape is `(R + 1, B)`. The result is `None` if rows are not packed.
+        """
         if self.segment is None:
             return None
         starts = self.segment[:, self.options.window :: self.options.block].T
@@ -255,10 +279,14 @@ class TokenBlocks:
         return jnp.concatenate([starts, last[None]])
 
     def leaving(self) -> tuple[jax.Array, jax.Array]:
-        """Returns values `(R, B, Hk, L, V)` and codes of the tokens that each block evicts.
+        """Returns the values and codes of the tokens that leave the window after each block.
 
-        The code is S for tokens that stay in the window of a shorter row, and for tokens of another
-        document than the start of the next block.
+        Tokens that leave the window move to the cache. The result also contains tokens that do not
+        move to the cache. They have the code S. These are tokens that stay in the window because
+        the row is shorter, and tokens of another document than the first token of the next block.
+
+        Returns:
+            Values, `(R, B, Hk, L, V)`, and codes, `(R, B, Hk, L)`.
         """
         size = self.blocks * self.options.block
         code = self.code[..., :size]
@@ -271,15 +299,20 @@ class TokenBlocks:
         return self.cut(self.value[:, :, :size], 2), codes
 
     def join(self, out: jax.Array) -> jax.Array:
-        """Joins block outputs `(R, B, Hk, G, L, V)` along tokens and removes the padding."""
+        """Concatenates the outputs of the blocks and removes the padding.
+
+        Args:
+            out: Outputs of the blocks, `(R, B, Hk, G, L, V)`.
+
+        Returns:
+            The output, `(B, Hk, G, T, V)`.
+        """
         out = jnp.moveaxis(out, 0, 3)
         out = out.reshape(*out.shape[:3], -1, out.shape[-1])
         return out[:, :, :, : self.tokens]
 
     def end(self, state: State, cache: Cache) -> State:
-        """Returns the state after the call.
-
-        With `stop_gradient` the state passes no gradient, however its parts were computed.
+        """Returns the state after the call. With `stop_gradient`, it passes no gradient.
 
         Args:
             state: The state before the call.
@@ -307,9 +340,13 @@ class TokenBlocks:
 def attend_in_blocks(
     tokens: TokenBlocks, terms: ScoreTerms, options: AttentionOptions
 ) -> tuple[jax.Array, Cache]:
-    """Scans over the blocks. Returns the output, `(B, Hk, G, T, V)`, and the final cache."""
+    """Computes one block after the other, in a scan.
+
+    Returns:
+        The attention output, `(B, Hk, G, T, V)`, and the cache after the last block.
+    """
     window, first = options.window, tokens.first_segments()
-    _, codes = tokens.leaving()  # the values are in the window of the carry
+    _, codes = tokens.leaving()  # the values are in `past`, which the scan carries
     xs = {
         "query": tokens.queries(),
         "key": tokens.cut(tokens.key[:, :, window:], 2),
@@ -361,7 +398,12 @@ def _axis(name: str) -> int:
 
 
 def mask_cache(cache: Cache, rows: jax.Array | None) -> Cache:
-    """Empties the cache of the rows, `(B,)`, that are False: a new document starts there."""
+    """Empties the cache of each row in which a new document starts.
+
+    Args:
+        cache: The cache.
+        rows: Whether each row continues its document, `(B,)`. `None` keeps all rows.
+    """
     if rows is None:
         return cache
     return Cache(

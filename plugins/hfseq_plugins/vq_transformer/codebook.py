@@ -1,7 +1,7 @@
 """Codebooks of keys: quantization with straight-through gradients, and moving averages.
 
-Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`. In this module tokens
-precede heads.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes. In this module, the axis
+of tokens precedes the axis of heads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from hfseq.nn.cpu import fast_argmax
 
 @nnx.register_variable_name("codebook")
 class CodebookVariable(nnx.Variable):
-    """Statistics of codes. They are not parameters, so optimizers do not update them."""
+    """Variable for the statistics of codes, which the optimizer does not update."""
 
 
 class QuantizedKeys(NamedTuple):
     """Quantized keys.
 
     Attributes:
-        keys: The codebook rows, with the gradient of the original keys, `(B, T, Hk, K)`.
-        codes: Int32 `(B, T, Hk)`.
+        keys: The codebook vectors that replace the keys, `(B, T, Hk, K)`. Their gradient is passed
+            to the original keys (straight-through).
+        codes: The indices of these vectors in the codebook, int32 `(B, T, Hk)`.
         errors: The squared distances to the original keys, `(B, T, Hk)`.
     """
 
@@ -37,14 +38,22 @@ class QuantizedKeys(NamedTuple):
 
 
 class Codebook(nnx.Module):
-    """Moving averages of the sums and counts of the keys of each code.
+    """Moving averages of the number and the sum of the keys of each code.
 
-    `new_sums` and `new_counts` accumulate the statistics of an optimizer step over its
-    micro-batches. :func:`update_codebooks` applies them once and resets them to 0.
+    The vector of a code is the sum divided by the number. `new_sums` and `new_counts` accumulate
+    the keys of all micro-batches of an optimizer step. :func:`update_codebooks` adds them to the
+    moving averages once per step and resets them to 0.
+
+    Args:
+        heads: Number of key heads.
+        codes: Number of codes.
+        width: Width of the keys.
+        floor: Minimum of the number by which a sum is divided.
+        rngs: Random number generators for the initial values.
     """
 
     def __init__(self, heads: int, codes: int, width: int, floor: float, rngs: nnx.Rngs):
-        # One over the fan-in, which includes the heads, as in the reference: rows start short.
+        # The variance is 1 / (heads * codes), as in the reference.
         scale = (heads * codes) ** -0.5
         shape = (heads, codes, width)
         self.sums = CodebookVariable(scale * jax.random.normal(rngs.params(), shape))
@@ -59,12 +68,12 @@ class Codebook(nnx.Module):
         return lax.stop_gradient(self.sums[...] / counts[..., None])
 
     def count(self, keys: jax.Array, codes: jax.Array, mask: jax.Array | None) -> None:
-        """Adds the keys of a micro-batch to the statistics of the step.
+        """Adds the keys of a micro-batch to the statistics of the optimizer step.
 
         Args:
-            keys: `(B, T, Hk, K)`.
-            codes: `(B, T, Hk)`.
-            mask: The tokens that count, `(B, T)`. `None` for all.
+            keys: The original keys, `(B, T, Hk, K)`.
+            codes: Their codes, `(B, T, Hk)`.
+            mask: The tokens to include, `(B, T)`. `None` includes all tokens.
         """
         size = self.counts[...].shape[-1]
         if mask is not None:
@@ -75,10 +84,14 @@ class Codebook(nnx.Module):
 
 
 def quantize(keys: jax.Array, rows: jax.Array) -> QuantizedKeys:
-    """Replaces float32 keys `(B, T, Hk, K)` by their nearest codebook rows `(Hk, S, K)`.
+    """Replaces keys by the nearest vectors of a codebook.
 
-    The nearest row c of a key k has the largest k.c - |c|^2 / 2. The products use full precision on
-    every device, since a different code changes the result by more than a rounding error.
+    The vector c that is nearest to a key k has the largest `k.c - |c|^2 / 2`. The dot products are
+    computed in full precision on every device, because a rounding error could select another code.
+
+    Args:
+        keys: Keys, float32 `(B, T, Hk, K)`.
+        rows: The codebook, `(Hk, S, K)`.
     """
     heads, size, width = rows.shape
     halves = 0.5 * jnp.square(rows).sum(-1)
@@ -89,7 +102,7 @@ def quantize(keys: jax.Array, rows: jax.Array) -> QuantizedKeys:
     flat = codes + size * jnp.arange(heads, dtype=codes.dtype)
     nearest = jnp.take(rows.reshape(heads * size, width), flat, axis=0, mode="clip")
     errors = jnp.square(keys - nearest).sum(-1)
-    # This order of operations keeps the exact value of the codebook row.
+    # This order of operations returns the exact value of the codebook vector.
     return QuantizedKeys(nearest + (keys - lax.stop_gradient(keys)), codes, errors)
 
 
@@ -97,15 +110,17 @@ def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Arr
     """Sums values by code.
 
     Args:
-        values: `(B, T, H, F)`.
-        codes: `(B, T, H)`. Codes from `size` on are ignored.
+        values: Vectors of F features for H heads, `(B, T, H, F)`.
+        codes: The code of each vector, `(B, T, H)`. Vectors with codes of at least `size` are
+            ignored.
         size: The number of codes S.
 
     Returns:
         Float32 sums, `(H, S, F)`, and counts, `(H, S)`.
     """
     heads, width = values.shape[-2:]
-    # Without flattening the tokens, which would gather tokens that are sharded over devices.
+    # The batch and token axes are not flattened, because that would gather tokens that are sharded
+    # over devices.
     indices = jnp.where(codes < size, codes + size * jnp.arange(heads), heads * size)
     values_f32 = values.astype(jnp.float32)
     sums = jnp.zeros((heads * size, width)).at[indices].add(values_f32, mode="drop")
@@ -114,7 +129,12 @@ def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Arr
 
 
 def update_codebooks(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
-    """Updates the moving averages of all codebooks in a collection, once per optimizer step."""
+    """Updates the moving averages of all codebooks at the end of an optimizer step.
+
+    Args:
+        tree: The collection `codebook`, or a part of it.
+        decay: Decay rate of the moving averages.
+    """
     if "new_sums" not in tree:
         return {name: update_codebooks(part, decay) for name, part in tree.items()}
     averages = {
@@ -125,7 +145,7 @@ def update_codebooks(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
 
 
 def perplexities(tree: Mapping[str, Any]) -> list[jax.Array]:
-    """Returns the perplexity of each codebook, exp(entropy) of its averaged counts."""
+    """Returns the perplexity of each codebook, the exponential of the entropy of its codes."""
     if "counts" not in tree:
         return [value for part in tree.values() for value in perplexities(part)]
     shares = tree["counts"] / jnp.maximum(tree["counts"].sum(-1, keepdims=True), 1e-30)

@@ -25,7 +25,7 @@ POSITIVE = (
 )
 COUNTS = ("num_attention_heads", "num_key_value_heads", "value_dim", "intermediate_size")
 NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_range")
-#: Sizes of the reference's experiments (Lingle, 2024, appendix).
+#: Sizes of the models in the experiments of the reference (Lingle, 2024, appendix).
 _ENWIK8 = {"hidden_size": 768, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 1536}
 _LARGE = {
     "hidden_size": 2048,
@@ -42,10 +42,7 @@ Kind = TypeVar("Kind")
 
 
 def strict_types(config_class: type[Kind]) -> type[Kind]:
-    """Decorates a configuration class to check the types of values whenever they are set.
-
-    A wrong type raises UsageError.
-    """
+    """Class decorator for configurations. Setting an option to a wrong type raises UsageError."""
     checked: Any = strict(config_class)
     assign = checked.__setattr__
 
@@ -72,23 +69,24 @@ class VQTransformerConfig(Presets, PreTrainedConfig):
     `window_size` tokens with relative positions, and to all older tokens through their codes.
 
     Args:
-        head_type: `"shga"` (one gated head; a layer is two attentions without MLP), `"mhga"`
-            (several gated heads), or `"mha"`, `"mqa"` and `"gqa"` (attention and MLP).
+        head_type: Type of attention heads. With `"shga"` (one gated head) and `"mhga"` (several
+            gated heads), a layer has two attention blocks and no MLP. With `"mha"`, `"mqa"` and
+            `"gqa"`, a layer has an attention block and an MLP.
         head_dim: Width of queries and keys.
-        value_dim: Width of the values of a key head. `None` for a total of `2 * hidden_size` with
-            gated heads and for `head_dim` with the other types.
+        value_dim: Width of the values of a key head. The default `None` means `head_dim`, or with
+            gated heads a total of `2 * hidden_size` for all heads.
         num_codes: Number of codes per key head.
         window_size: Number of earlier tokens that queries attend to individually.
-        block_size: Tokens per block. Outputs do not depend on it, but gradients of keys do. It may
-            change at any time.
-        reduction: How blocks are computed: `"recurrent"`, `"serial"`, `"matmul"` or
-            `"associative_scan"`. It may change at any time.
-        attention_type: `"vq"`, `"full"` (quadratic, with the original keys) or `"vq_quadratic"`
-            (the same function as vq, with quadratic cost).
+        block_size: Number of tokens per block. Outputs do not depend on it, but gradients of keys
+            do. It may be changed for a trained model.
+        reduction: How the caches of blocks are computed: `"recurrent"`, `"serial"`, `"matmul"` or
+            `"associative_scan"`. It may be changed for a trained model.
+        attention_type: `"vq"`, `"full"` (attention to the original keys, with quadratic cost) or
+            `"vq_quadratic"` (computes the same function as `"vq"`, with quadratic cost).
 
     Raises:
-        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
-            them.
+        UsageError: At least one value is invalid. The message lists all invalid values. The error
+            is also a ValueError.
     """
 
     model_type = "vq_transformer"
@@ -160,7 +158,7 @@ class VQTransformerConfig(Presets, PreTrainedConfig):
 
     @property
     def gated(self) -> bool:
-        """Whether heads are gated. Then a second attention replaces the MLP."""
+        """Whether heads are gated. A layer with gated heads has two attention blocks and no MLP."""
         return self.head_type in GATED
 
     @property
@@ -186,7 +184,7 @@ class VQTransformerConfig(Presets, PreTrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The width of the MLP, if there is one."""
+        """The inner width of the MLP, if there is one."""
         return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
 
     # -- validation

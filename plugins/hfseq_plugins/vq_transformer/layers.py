@@ -1,6 +1,6 @@
 """Layers of the VQ Transformer: norm, attention over a window and a cache of codes, MLP.
 
-Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def attend(
         terms: The parameters of the scores.
         options: Static options.
         state: The state before the call. `None` at the start of a text.
-        lengths: The number of tokens of each row, `(B,)`, which are followed by padding. `None` for
+        lengths: The number of tokens of each row, `(B,)`. Padding follows these tokens. `None` for
             rows without padding.
 
     Returns:
-        The attention output, float32 `(B, Hk, G, T, V)`, and the state after the call, or `None`
-        without a state.
+        The attention output, float32 `(B, Hk, G, T, V)`, and the state after the call. The state is
+        `None` if `state` is `None`.
     """
     if state is not None and inputs.code.shape[-1] == 1:
         return attend_one_token(inputs, terms, options, state)
@@ -70,10 +70,11 @@ _dot = functools.partial(jnp.einsum, precision=EXACT)
 def attend_one_token(
     inputs: AttentionInputs, terms: ScoreTerms, options: AttentionOptions, state: State
 ) -> tuple[jax.Array, State]:
-    """Attends with one token per row and updates the state.
+    """Computes attention for one token per row, and updates the state.
 
-    The token replaces the oldest one in the window, which moves to the cache. Padding does not
-    change the state. The cost is that of M + S keys and does not depend on the length of the text.
+    The token replaces the oldest token in the window, and the oldest token moves to the cache.
+    Padding does not change the state. The cost is that of attention to M + S keys, and does not
+    depend on the length of the text.
 
     Returns:
         The attention output, float32 `(B, Hk, G, 1, V)`, and the new state.
@@ -86,7 +87,8 @@ def attend_one_token(
     waves, projection = terms.relative
     biases = _dot("bhglk,dhk->bhgld", inputs.query + terms.position, projection)
     biases = _dot("bhglk,dk->bhgld", biases, waves)
-    # Each slot's distance to the token, from 1 to M. The token will replace the last one.
+    # The distance from each slot of the window to the token, from 1 to M. The token will replace
+    # the slot at distance M.
     distances = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
     near = _dot("bhglk,bhck->bhglc", content, state.window_key)
     near += jnp.take_along_axis(biases, distances[:, None, None, None], axis=-1, mode="clip")
@@ -95,7 +97,7 @@ def attend_one_token(
     groups = [(self_scores, inputs.value), (near, state.window_value)]
     if options.compressive:
         groups.append((cache_scores(content, state.cache_count, terms.codebook), state.cache_mean))
-    # One softmax over all groups. An empty window has no scores.
+    # A single softmax covers all groups. A window of size 0 has no scores.
     groups = [group for group in groups if group[0].shape[-1]]
     top = functools.reduce(jnp.maximum, (score.max(-1, keepdims=True) for score, _ in groups))
     weights = [jnp.exp(score - top) for score, _ in groups]
@@ -111,10 +113,15 @@ def attend_one_token(
 def _advance(
     inputs: AttentionInputs, state: State, real: jax.Array, codes: int, zero: jax.Array
 ) -> State:
-    """Moves the tokens that are replaced to the cache and puts new tokens into their slots.
+    """Moves the oldest token of each row to the cache, and writes the new token into its slot.
 
-    `zero` is 0 but depends on all reads of the old state. XLA copies whole buffers unless each
-    write depends on all reads.
+    Args:
+        inputs: The new tokens.
+        state: The state before the call.
+        real: False for rows whose new token is padding, `(B,)`.
+        codes: The number of codes S.
+        zero: An int32 0 that depends on all reads of the old state. If a write did not depend on
+            all reads, XLA would copy the whole buffer.
     """
     window, rows = state.window_code.shape[-1], jnp.arange(len(real))
     slot = state.position % max(window, 1)
@@ -148,7 +155,7 @@ def _advance(
 
 
 def _zero(x: jax.Array) -> jax.Array:
-    """Returns an int32 0 that depends on `x` as far as the compiler knows."""
+    """Returns an int32 0 that, for the compiler, depends on `x`."""
     first = x.reshape(-1)[0].astype(jnp.float32)
     return ((first > 3e38) & (first < -3e38)).astype(jnp.int32)
 
@@ -172,11 +179,12 @@ def attend_to_all(
 
     Args:
         inputs: The tokens of the call.
-        terms: The parameters of the scores. `relative` has one row per distance with a position.
+        terms: The parameters of the scores. `relative` has one entry for each distance with a
+            position score.
         options: Static options.
         lengths: The number of tokens of each row, `(B,)`, or `None` for rows without padding.
-        quantized: Whether keys are quantized. Then they get gradients only where the evaluation in
-            blocks of `options.block` tokens gives them gradients.
+        quantized: Whether keys are quantized. If so, a key only gets gradients from the queries
+            that attend to it individually in the computation with blocks of `options.block` tokens.
 
     Returns:
         The attention output, float32 `(B, Hk, G, T, V)`.
@@ -185,7 +193,8 @@ def attend_to_all(
     positions = jnp.arange(tokens)
     content, key, exact = inputs.query + terms.content, inputs.key, None
     if quantized:
-        # The keys in the block of a query and its window, (T, T). Only these get a gradient.
+        # The keys in the block of each query and in the window before it, (T, T). Only these keys
+        # get a gradient.
         starts = positions - positions % options.block
         exact = positions >= (starts - (0 if options.stop_gradient else options.window))[:, None]
         constant_key = lax.stop_gradient(key)
@@ -193,7 +202,7 @@ def attend_to_all(
         scores += jnp.where(exact, _score(lax.stop_gradient(content), key - constant_key), 0.0)
     else:
         scores = _score(content, key)
-    # Position scores of all pairs, 0 for distances without a row: (B, Hk, G, T, T).
+    # Position scores of all pairs, (B, Hk, G, T, T). They are 0 for distances without an entry.
     reach = min(len(terms.relative), tokens)
     query, rows = inputs.query + terms.position, terms.relative[:reach][::-1]
     biases = shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows, precision=EXACT))
@@ -226,9 +235,9 @@ class TokenInfo(NamedTuple):
     Attributes:
         lengths: The number of tokens of each row, `(B,)`.
         valid: False for padding, `(B, T)`.
-        counted: The tokens that count for the codebooks, `(B, T)`.
-        segment: The documents of packed rows, `(B, T)`.
-        fresh: The rows that start with an empty state, `(B,)`.
+        counted: Whether each token is included in the statistics of the codebooks, `(B, T)`.
+        segment: Document number of each token in packed rows, `(B, T)`.
+        fresh: Whether each row starts with an empty state, `(B,)`.
     """
 
     lengths: jax.Array | None = None
@@ -239,7 +248,7 @@ class TokenInfo(NamedTuple):
 
 
 def linear(config: VQTransformerConfig, size_in: int, size_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """Creates a Linear without bias, with the family's initialization."""
+    """Creates a linear layer without bias, with the initialization of the family."""
     std = (config.initializer_scale / size_in) ** 0.5
     return nn.Linear(size_in, size_out, nn.normal(std), rngs, use_bias=False)
 
@@ -262,7 +271,7 @@ class Norm(nnx.Module):
         self.epsilon = config.rms_norm_eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes `(..., hidden)`."""
+        """Normalizes hidden states, `(..., hidden)`."""
         y = rms_normalize(x, self.epsilon)
         if self.scale is not None and self.bias is not None:
             y = y * self.scale[...] + self.bias[...]
@@ -270,7 +279,7 @@ class Norm(nnx.Module):
 
 
 class Attention(StateAttention):
-    """Causal self-attention with quantized keys, gated or with plain heads."""
+    """Causal self-attention with quantized keys. Heads are gated if `config.gated` is true."""
 
     entries = tuple(STATE_RANKS)
     compute_dtype: DTypeLike | None = None
@@ -293,7 +302,8 @@ class Attention(StateAttention):
         sizes = (config.key_heads, config.num_codes, config.head_dim)
         self.codebook = Codebook(*sizes, config.count_floor, rngs)
         self.wave_dropout = nn.Dropout(config.sinusoid_dropout)
-        # The scale 1 / sqrt(K) of the scores, half in the queries and half in keys and offsets.
+        # Queries, keys and the vectors that are added to queries are each multiplied by K ** -0.25,
+        # so that scores are scaled by 1 / sqrt(K).
         self.scale = config.head_dim**-0.25
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
@@ -309,8 +319,8 @@ class Attention(StateAttention):
         """Applies norm and attention to `(B, T, D)`.
 
         Returns:
-            The output without residual connection, `(B, T, D)`, and in training the sum of the
-            quantization errors.
+            The output without residual connection, `(B, T, D)`, and the sum of the quantization
+            errors in training, otherwise `None`.
         """
         config, heads, y = self.config, self.config.key_heads, self.input_norm(x)
         query = self._split_heads(self.q_proj(y), config.query_heads)
@@ -336,9 +346,9 @@ class Attention(StateAttention):
         return rms_normalize(x, self.config.rms_norm_eps) * self.scale
 
     def _quantize(self, key: jax.Array, tokens: TokenInfo) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns quantized keys, their codes and, in training, the sum of quantization errors.
+        """Returns quantized keys, their codes, and the sum of quantization errors in training.
 
-        For full attention, the keys are returned unchanged with codes of 0, and there is no loss.
+        For full attention, the keys are returned unchanged. The codes and the sum are 0.
         """
         train, counted = nn.current_options().train, tokens.counted
         if self.config.attention_type == "full":
@@ -357,12 +367,12 @@ class Attention(StateAttention):
     def _terms(self, distances: int, rngs: Keys | None, single_token: bool = False) -> ScoreTerms:
         """Returns the parameters of the scores, with positions for distances below `distances`.
 
-        For a single token the relative positions stay factored. Multiplying the query with the
-        projection is cheaper than projecting all sinusoids.
+        For a single token, the relative positions are returned as two factors, because multiplying
+        the query by the projection is cheaper than projecting all sinusoids.
         """
         config, heads = self.config, self.config.key_heads
         waves = sinusoids(jnp.arange(distances), config.hidden_size, config.sinusoid_base)
-        # One dropout mask for all rows and all calls of a sequence.
+        # All rows, and all calls of a sequence, have the same dropout mask.
         waves = self.wave_dropout(waves, rngs and rngs.per_sequence.shared)
         shape = (heads, -1, 1, config.head_dim)
         if single_token:
@@ -379,9 +389,13 @@ class Attention(StateAttention):
         )
 
     def _mix(self, inputs: AttentionInputs, tokens: TokenInfo, rngs: Keys | None) -> jax.Array:
-        """Attends and updates the state, if there is one: float32 `(B, Hq, T, V)`."""
+        """Computes attention and updates the state, if there is one.
+
+        Returns:
+            The attention output of all Hq query heads, float32 `(B, Hq, T, V)`.
+        """
         config, cached = self.config, self.read_cache()
-        # A call that is shorter than a block is one short block.
+        # If the call is shorter than a block, it is computed as one short block.
         block = min(config.block_size, inputs.code.shape[-1])
         options = AttentionOptions(
             config.window_size,
@@ -410,7 +424,7 @@ class Attention(StateAttention):
 
 
 class MLP(nnx.Module):
-    """The feed-forward block of plain heads, with squared ReLU (So et al., 2021)."""
+    """The feed-forward block of layers without gated heads, with squared ReLU (So et al., 2021)."""
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.input_norm = Norm(config)
@@ -418,7 +432,7 @@ class MLP(nnx.Module):
         self.down_proj = linear(config, config.inner_width, config.hidden_size, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies norm and MLP to `(B, T, D)`, without residual connection."""
+        """Applies norm and MLP to hidden states, `(B, T, D)`, without residual connection."""
         return self.down_proj(jnp.square(jax.nn.relu(self.up_proj(self.input_norm(x)))))
 
 
@@ -439,12 +453,12 @@ class Layer(nnx.Module):
         *,
         rngs: Keys | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Maps `(B, T, D)` to the next layer's input. Also returns the quantization errors."""
+        """Returns the input of the next layer, `(B, T, D)`, and the sum of quantization errors."""
         x, loss = self._attend(self.attention, x, tokens, rngs)
         if self.attention_2 is not None:
             x, second_loss = self._attend(self.attention_2, x, tokens, rngs)
             return x, None if loss is None else loss + second_loss
-        # Layers with plain heads have an MLP.
+        # Layers without gated heads have an MLP.
         return x + self._drop_block(self.mlp(x), rngs and rngs.child()), loss  # type: ignore[misc]
 
     def _attend(
@@ -455,7 +469,7 @@ class Layer(nnx.Module):
         return x + self._drop_block(self.dropout(residual, keys), keys), loss
 
     def _drop_block(self, residual: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Drops a block for some rows, consistently within a sequence (LayerDrop)."""
+        """Drops a block for some rows (LayerDrop): the same rows in all calls of a sequence."""
         if rngs is None or not self.layer_dropout.rate:
             return residual
         return residual * self.layer_dropout(

@@ -1,6 +1,6 @@
 """The VQ Transformer (Lingle, 2024, Transformer-VQ) on Flax NNX.
 
-Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from hfseq_plugins.vq_transformer.layers import Layer, Norm, TokenInfo, linear
 from hfseq_plugins.vq_transformer.positions import sinusoids
 from hfseq_plugins.vq_transformer.state import STATE_RANKS
 
-#: Names from the root of a tree to a leaf.
+#: The keys of a nested dict on the path from the root to a leaf.
 KeyPath = tuple[str, ...]
-#: PyTorch modules that are saved with every checkpoint, for Transformers without hfseq.
+#: PyTorch modules that are saved with every checkpoint, so that Transformers can load it without
+#: hfseq.
 TORCH_FILES = Path(__file__).parent / "torch_files"
 CONFIGURATION = "configuration_vq_transformer"
 MODELING = "modeling_vq_transformer"
-#: The entry in `config.json` from which Transformers loads them with trust_remote_code=True.
+#: The entry `auto_map` in `config.json`, by which Transformers finds the PyTorch classes with
+#: trust_remote_code=True.
 AUTO_MAP = {
     "AutoConfig": f"{CONFIGURATION}.VQTransformerConfig",
     "AutoModel": f"{MODELING}.VQTransformerModel",
@@ -56,7 +58,7 @@ class StateLayout(NamedTuple):
 
     Attributes:
         stacked: Whether the states of all layers are stacked on a leading axis.
-        root: The path of the stack of layers.
+        root: The path of the module that contains the layers.
     """
 
     stacked: bool = False
@@ -69,9 +71,9 @@ def check_call(
     state: Mapping[str, Any] | None,
     layout: StateLayout,
 ) -> None:
-    """Checks inputs and state against each other and against the model.
+    """Checks that the inputs, the state and the model match.
 
-    It also checks the configuration again, since options may have changed since its creation.
+    It also checks the configuration again, because options may have changed after its creation.
 
     Args:
         config: The configuration.
@@ -80,7 +82,8 @@ def check_call(
         layout: The layout of the model's states.
 
     Raises:
-        UsageError: The message lists all problems.
+        UsageError: The inputs, the state and the model do not match. The message lists all
+            problems.
     """
     config.check()
     problems = []
@@ -119,7 +122,8 @@ def _wrong_state(
         parts.setdefault(path[:-1], {})[path[-1]] = leaf
     if not parts or any(
         part.keys() != STATE_RANKS.keys()
-        # All leaves have their rank, or all of them have one more axis for layers.
+        # Either all arrays have their usual rank, or all of them have an additional axis for
+        # layers.
         or {np.ndim(part[name]) - rank for name, rank in STATE_RANKS.items()} not in ({0}, {1})
         for part in parts.values()
     ):
@@ -132,8 +136,8 @@ def _wrong_state(
     if stacked != layout.stacked:
         state_layout, model_layout = ("with", "without") if stacked else ("without", "with")
         yield (
-            f"past_key_values was created {state_layout} scan_layers, but the model is "
-            f"{model_layout}. Use the model's init_cache"
+            f"past_key_values was created {state_layout} scan_layers, but the model was created "
+            f"{model_layout} scan_layers. Use the model's init_cache"
         )
         return
     layers = config.num_hidden_layers
@@ -171,13 +175,15 @@ def _describe_attentions(paths: Iterable[KeyPath], depths: set[int], stacked: bo
 
 
 class TokenOrder(NamedTuple):
-    """Moves the tokens of each row before its padding, and results back.
+    """An order of the columns of each row in which all tokens precede the padding.
+
+    :meth:`pack` moves tokens into this order, and :meth:`unpack` moves results back.
 
     Attributes:
         lengths: The number of tokens of each row, `(B,)`. `None` without padding.
-        order: The columns of the tokens, followed by those of padding, `(B, T)`. `None` if no token
-            moves.
-        back: The new column of each column, `(B, T)`. `None` if no token moves.
+        order: The columns of the tokens, followed by the columns of padding, `(B, T)`. `None` if no
+            token moves.
+        back: The position in `order` of each column, `(B, T)`. `None` if no token moves.
     """
 
     lengths: jax.Array | None = None
@@ -188,11 +194,12 @@ class TokenOrder(NamedTuple):
     def find(cls, attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> TokenOrder:
         """Creates the order for an attention mask.
 
-        Packed rows do not need an order, and moving their tokens would slow down training.
+        The tokens of packed rows do not move. Moving them is not necessary and would slow down
+        training.
 
         Args:
             attention_mask: `(B, T)`, 0 for padding.
-            segment_ids: The documents of packed rows, `(B, T)`.
+            segment_ids: Document number of each token in packed rows, `(B, T)`, or `None`.
         """
         if attention_mask is None or segment_ids is not None:
             return cls()
@@ -204,7 +211,7 @@ class TokenOrder(NamedTuple):
         return cls(lengths, order, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0))
 
     def pack(self, x: jax.Array | None) -> jax.Array | None:
-        """Moves the tokens of `(B, T)` before the padding."""
+        """Moves the tokens of an array `(B, T)` before the padding."""
         if x is None or self.order is None:
             return x
         return jnp.take_along_axis(x, self.order, axis=1, mode="clip")
@@ -216,7 +223,7 @@ class TokenOrder(NamedTuple):
         return jnp.take_along_axis(x, self.back[..., None], axis=1, mode="clip")
 
     def valid(self, tokens: int) -> jax.Array | None:
-        """Returns a mask of the packed columns, `(B, T)`, False for padding."""
+        """Returns a mask of the columns after :meth:`pack`, `(B, T)`. It is False for padding."""
         return None if self.lengths is None else jnp.arange(tokens) < self.lengths[:, None]
 
 
@@ -280,7 +287,8 @@ class Transformer(nnx.Module):
     ) -> TokenInfo:
         counted = rows.pack(counted)
         if segment is not None and self.config.attention_type != "vq":
-            # Full attention compares documents: masked tokens get documents of only masked tokens.
+            # Attention over all pairs of tokens only compares document numbers. Negative numbers
+            # separate the masked tokens of a document from the others.
             visible: Any = valid  # always set for packed rows
             segment = jnp.where(visible, segment, -segment)
         if counted is None or valid is None:
@@ -290,7 +298,7 @@ class Transformer(nnx.Module):
         return TokenInfo(rows.lengths, valid, counted, segment, fresh)
 
     def embed(self, ids: jax.Array, tokens: TokenInfo, rngs: Keys | None) -> jax.Array:
-        """Returns token embeddings, with absolute positions if the model has them."""
+        """Returns token embeddings, plus absolute position embeddings if the model has them."""
         x = self.embed_tokens(ids)
         if self.position_scale is not None:
             positions = self._positions(ids, tokens)
@@ -299,7 +307,7 @@ class Transformer(nnx.Module):
         return self.drop(x, rngs)
 
     def _positions(self, ids: jax.Array, tokens: TokenInfo) -> jax.Array:
-        """Returns positions, counted from the position of the state, or per document from 0."""
+        """Returns positions, which continue from the state or start at 0 in each document."""
         if tokens.segment is not None:
             return nn.positions_in_segments(jnp.abs(tokens.segment))
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
@@ -314,7 +322,7 @@ class Transformer(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """The Transformer with a language-modeling head. Its scale and bias apply in float32."""
+    """The Transformer with a language modeling head. Scale and bias of the logits are float32."""
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.config, sizes = config, (config.hidden_size, config.vocab_size)
@@ -337,7 +345,7 @@ class CausalLM(nnx.Module):
         )
 
     def head(self, x: jax.Array) -> jax.Array:
-        """Maps hidden states `(B, T, D)` to logits `(B, T, vocabulary)` of the same dtype."""
+        """Maps hidden states, `(B, T, D)`, to logits of the same dtype, `(B, T, vocab_size)`."""
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits, scale = head(x).astype(jnp.float32), self.config.logit_scale
         if self.lm_head_bias is None:
@@ -350,7 +358,7 @@ class CausalLM(nnx.Module):
 
 
 class SequenceClassification(nnx.Module):
-    """The Transformer with a classification or regression head on the last token."""
+    """The Transformer with a classification or regression head for the last token."""
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.model = Transformer(config, rngs)
@@ -378,7 +386,7 @@ class SequenceClassification(nnx.Module):
 
 
 class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the VQ Transformer models. The codebooks are the collection `codebook`."""
+    """Base class of the VQ Transformer models. The collection `codebook` contains the codebooks."""
 
     config_class = VQTransformerConfig
     base_model_prefix = "model"
@@ -408,18 +416,19 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
 
         Args:
             input_ids: Tokens, `(batch, length)`.
-            attention_mask: `(batch, length)`, 0 for tokens that are removed from the text.
-            past_key_values: The state from :meth:`init_cache` or from the call before.
-            segment_ids: The documents of packed rows, `(batch, length)`, 0 for padding on any side.
-                Documents do not attend to each other. Masked tokens within a document keep their
-                positions.
-            code_mask: `(batch, length)`, 0 for tokens that do not count for the codebooks in
-                training.
+            attention_mask: `(batch, length)`, 0 for tokens that are treated as if they were removed
+                from the text.
+            past_key_values: The state from :meth:`init_cache` or from the previous call.
+            segment_ids: Document number of each token in packed rows, `(batch, length)`, and 0 for
+                padding at either end. Documents do not attend to each other. Masked tokens within a
+                document still count for the positions of later tokens.
+            code_mask: `(batch, length)`, 0 for tokens that are excluded from the statistics of the
+                codebooks in training.
             reset_rows: `(batch,)`, true for rows that start with an empty state.
 
         Raises:
-            UsageError: The state belongs to another batch or model, is combined with
-                `segment_ids`, or a mask and `input_ids` differ in shape.
+            UsageError: The state belongs to another model or batch size, a state is combined with
+                `segment_ids`, or a mask has another shape than `input_ids`.
         """
         inputs = {
             "input_ids": input_ids,
@@ -443,7 +452,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def max_length(self) -> None:
-        """Returns None: the length is unlimited."""
+        """Returns `None`, because the length is unlimited."""
 
     def init_cache(
         self, batch_size: int, max_length: int = 0, *_: Any, **__: Any
@@ -457,13 +466,13 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         return super().init_cache(batch_size, max_length)
 
     def attention_flops(self, length: int) -> float:
-        """Returns the training FLOPs of attention per token, without the dense layers.
+        """Returns the FLOPs of attention per token in training, without the projections.
 
-        Scores use keys of width K, and weights multiply values of width V. The search for codes has
-        no backward pass.
+        The counted operations are the scores with keys of width K, the weighted sums of values of
+        width V, and the search for codes, which has no backward pass.
 
         Args:
-            length: Tokens per row.
+            length: Number of tokens per row.
         """
         config, heads = self.config, self.config.query_heads
         near, far = config.window_size + config.block_size, config.num_codes
@@ -482,7 +491,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         """Checks that an optimizer step has at least as many tokens as there are codes.
 
         Args:
-            tokens: Tokens per optimizer step.
+            tokens: Number of tokens per optimizer step.
 
         Raises:
             UsageError: There are more codes than tokens.
@@ -502,12 +511,15 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         return {**extra, "codebook": update_codebooks(extra["codebook"], self.config.ema_decay)}
 
     def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
-        """Returns mean and minimum of the codebooks' perplexities, which are at most num_codes."""
+        """Returns the mean and the minimum of the perplexities of all codebooks.
+
+        A perplexity is at most `num_codes`.
+        """
         values = jnp.stack(perplexities(extra["codebook"]))
         return {"code_perplexity": values.mean(), "code_perplexity_min": values.min()}
 
     def save_config(self, folder: Path) -> None:
-        """Saves the configuration, and the PyTorch modules that Transformers loads with it."""
+        """Saves the configuration, and the PyTorch modules that Transformers needs to load it."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_config(folder)
         copy_torch_files(folder)
@@ -520,12 +532,12 @@ class FlaxVQTransformerModel(FlaxVQTransformerPreTrainedModel):
 
 
 class FlaxVQTransformerForCausalLM(FixedStateGeneration, FlaxVQTransformerPreTrainedModel):
-    """The VQ Transformer with its language-modeling head."""
+    """The VQ Transformer with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxVQTransformerForSequenceClassification(FlaxVQTransformerPreTrainedModel):
-    """The VQ Transformer with a classifier on the last token."""
+    """The VQ Transformer for sequence classification, from the last token."""
 
     module_class = SequenceClassification

@@ -1,7 +1,7 @@
 """Attention of all blocks on one device, in a scan or in parallel.
 
-In parallel, a reduction over blocks first computes the cache before each block. Dimensions in
-shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+The parallel computation first computes the cache before each block, by a reduction over the blocks.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attend_on_device(
     state: State | None,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
-    """Attends with more than one token on one device, see `layers.attend`."""
+    """Computes attention for several tokens on one device, see `layers.attend`."""
     past = None if state is None else PastTokens(*window_in_order(state), state.cache)
     tokens = TokenBlocks(inputs, terms.codebook.shape[1], options, past, lengths)
     out, cache = run_blocks(tokens, terms, options)
@@ -49,7 +49,11 @@ def attend_on_device(
 def run_blocks(
     tokens: TokenBlocks, terms: ScoreTerms, options: AttentionOptions
 ) -> tuple[jax.Array, Cache]:
-    """Runs all blocks. Returns the output, `(B, Hk, G, T, V)`, and the final cache."""
+    """Computes the attention of all blocks with the configured reduction.
+
+    Returns:
+        The attention output, `(B, Hk, G, T, V)`, and the cache after the last block.
+    """
     attend = attend_in_blocks if options.reduction == "recurrent" else attend_in_parallel
     return attend(tokens, terms, options)
 
@@ -57,7 +61,11 @@ def run_blocks(
 def attend_in_parallel(
     tokens: TokenBlocks, terms: ScoreTerms, options: AttentionOptions
 ) -> tuple[jax.Array, Cache]:
-    """Runs all blocks in parallel. Returns the output, `(B, Hk, G, T, V)`, and the final cache."""
+    """Computes all blocks in parallel.
+
+    Returns:
+        The attention output, `(B, Hk, G, T, V)`, and the cache after the last block.
+    """
     value, code = tokens.leaving()
     evicted = summarize_by_code(value, code, tokens.codes)
     first = tokens.first_segments()
@@ -85,10 +93,19 @@ def attend_in_parallel(
 
 
 def _overlapping(tokens: TokenBlocks, x: jax.Array, axis: int, fill: int) -> jax.Array:
-    """Returns the M + L tokens of each block and its window: `(R, ...)` with tokens on `axis`.
+    """Returns, for each block, the M tokens of the window before it and its L tokens.
 
-    It concatenates whole blocks and removes the surplus at the front, since slices have cheaper
-    gradients than indexing.
+    The implementation concatenates whole blocks and removes the surplus at the front, because the
+    gradient of a slice is cheaper than the gradient of indexing.
+
+    Args:
+        tokens: The tokens of the call.
+        x: One of the arrays of `tokens`.
+        axis: The axis of tokens in `x`.
+        fill: Value for padding at the start.
+
+    Returns:
+        An array with the R blocks on the first axis.
     """
     window, block, blocks = tokens.options.window, tokens.options.block, tokens.blocks
     reach = math.ceil(window / block)
@@ -102,17 +119,21 @@ def _overlapping(tokens: TokenBlocks, x: jax.Array, axis: int, fill: int) -> jax
 
 
 def _own_only(x: jax.Array, window: int) -> jax.Array:
-    """Stops the gradient into the tokens of earlier blocks."""
+    """Stops the gradient of the window, whose tokens belong to earlier blocks."""
     past, current = x[..., :window, :], x[..., window:, :]
     return jnp.concatenate([lax.stop_gradient(past), current], axis=-2)
 
 
-# -- reductions: they return the caches before each block and after the last, (R + 1, B, ...)
+# -- reductions
 # ---------------------------------------------------------------------------------------
+
+# Each reduction has three arguments: the cache before the call, the tokens that each block moves to
+# the cache, and the document numbers of TokenBlocks.first_segments. It returns the caches before
+# each block and after the last block, (R + 1, B, ...).
 
 
 def serial(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
-    """Merges one block after the other."""
+    """Merges the blocks one after the other, in a scan."""
     continues = None if first is None else first[1:] == first[:-1]
 
     def body(cache: Cache, x: tuple[Cache, jax.Array | None]) -> tuple[Cache, Cache]:
@@ -124,7 +145,10 @@ def serial(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
 
 
 def associative(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
-    """Merges in a tree of logarithmic depth. A new document discards the cache before it."""
+    """Merges the blocks in an associative scan of logarithmic depth.
+
+    At the start of a new document, the earlier cache is discarded.
+    """
     caches = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, evicted)
     if first is None:
         return lax.associative_scan(lambda a, b: jax.vmap(merge)(a, b), caches)
@@ -139,7 +163,10 @@ def associative(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
 
 
 def matmul(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
-    """Weights the means of all blocks with a triangular matrix per code. Quadratic in blocks."""
+    """Multiplies the means of all blocks by a triangular matrix of weights for each code.
+
+    The cost is quadratic in the number of blocks.
+    """
     caches = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, evicted)
     numbers = jnp.arange(len(caches.count))
     included = (numbers[:, None] >= numbers)[:, :, None]

@@ -1,4 +1,7 @@
-"""Sinusoids, and scores of relative positions within the window."""
+"""Sinusoids, and scores of relative positions within the window.
+
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-#: Computes scores in float32 on every device. By default GPUs and TPUs round the factors.
+#: Precision of scores. By default, GPUs and TPUs round the inputs of float32 multiplications.
 EXACT = lax.Precision.HIGHEST
 
 
 def sinusoids(positions: jax.Array, width: int, base: float) -> jax.Array:
-    """Returns sinusoids of positions `(...)`: float32 `(..., width)`, sines and then cosines.
+    """Returns sinusoids (Vaswani et al., 2017). The sines precede the cosines.
 
-    Frequency n is `base ** (-2 * n / width)` (Vaswani et al., 2017).
+    Args:
+        positions: Positions, `(...)`.
+        width: Number of features.
+        base: Base of the frequencies. Frequency n is `base ** (-2 * n / width)`.
+
+    Returns:
+        Float32 array, `(..., width)`.
     """
     frequencies = base ** (-2.0 * jnp.arange(width // 2) / width)
     angles = positions[..., None].astype(jnp.float32) * frequencies
@@ -21,10 +30,10 @@ def sinusoids(positions: jax.Array, width: int, base: float) -> jax.Array:
 
 
 def shift_right(scores: jax.Array) -> jax.Array:
-    """Shifts row l by l columns to the right: `(..., L, W)` to `(..., L, W + L - 1)`.
+    """Shifts row l of a matrix by l columns to the right, and fills with 0.
 
-    New entries are 0. The shift is a reshape of rows with one extra column, since the gradient of
-    indexing is a slow scatter.
+    The shape changes from `(..., L, W)` to `(..., L, W + L - 1)`. The implementation pads and
+    reshapes, because the gradient of indexing would be a slow scatter.
     """
     *lead, rows, width = scores.shape
     wide = width + rows
@@ -38,10 +47,10 @@ def window_scores(query: jax.Array, rows: jax.Array) -> jax.Array:
 
     Args:
         query: Queries of the block, `(B, Hk, G, L, K)`.
-        rows: Keys of the distances 0 to M, `(M + 1, Hk, K)`.
+        rows: Key vectors of the distances 0 to M, `(M + 1, Hk, K)`.
 
     Returns:
-        Scores, `(B, Hk, G, L, M + L)`. Column c belongs to the key at M - c tokens before the start
-        of the block. 0 for distances outside of 0 to M.
+        Scores, `(B, Hk, G, L, M + L)`. Column c belongs to the key that is M - c tokens before the
+        start of the block. The score is 0 for distances outside of 0 to M.
     """
     return shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows[::-1], precision=EXACT))

@@ -1,9 +1,10 @@
-"""Converts checkpoints of the public Transformer-VQ (Lingle, 2024) to hfseq.
+"""Converts checkpoints of the public Transformer-VQ code (Lingle, 2024), called the reference.
 
-The branches of the reference write two layouts. The *recurrent* layout (`main`, `dev`, `legacy`)
-has one subtree per layer and a fused kernel of keys, values and gate. In the *stacked* layout
-(`optimized`) every leaf of the stack has the leading axes (layers, 1). Both contain the statistics
-of codebooks among the parameters, which hfseq keeps in the collection `codebook`.
+Depending on the branch, the reference writes one of two layouts. The *recurrent* layout (branches
+`main`, `dev`, `legacy`) has one subtree per layer, and one kernel for keys, values and gate. In the
+*stacked* layout (branch `optimized`), the first two axes of every leaf of the stack are (layers,
+1). In both layouts, the statistics of codebooks are among the parameters. hfseq stores them in the
+collection `codebook`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
-# hfseq's name -> the reference's name, within one attention.
+# hfseq's names -> the reference's names of the parameters of an attention.
 RECURRENT = {
     "input_norm/scale": "input_ln/g",
     "input_norm/bias": "input_ln/b",
@@ -39,7 +40,7 @@ STACKED = {
     "position_bias": "xl_bias_producer/xl_v",
 }
 MLP = {"up_proj/kernel": "Dense_0/kernel", "down_proj/kernel": "Dense_1/kernel"}
-# hfseq's name -> the reference's name, in the configuration.
+# hfseq's names -> the reference's names of the options in the configuration.
 OPTIONS = {
     "vocab_size": "n_vocab",
     "hidden_size": "d_model",
@@ -66,7 +67,7 @@ DROPOUTS = {
     "residual_dropout": "p_dropres",
     "layer_dropout": "p_droplyr",
 }
-# `sum` is the serial reduction with another order of operations.
+# `sum` computes the same as `serial` in another order of operations.
 REDUCTIONS = {"serial": "serial", "matmul": "matmul", "assoc_scan": "associative_scan"}
 REDUCTIONS |= {"sum": "serial"}
 
@@ -77,7 +78,7 @@ class ConvertedReference(NamedTuple):
     Attributes:
         config: The configuration.
         params: The parameters, for `model(..., params=params)`.
-        extra: The collections, for `model(..., extra=extra)`.
+        extra: The other collections, for `model(..., extra=extra)`.
     """
 
     config: VQTransformerConfig
@@ -86,7 +87,7 @@ class ConvertedReference(NamedTuple):
 
 
 class _Leaves:
-    """The leaves of a tree by name. It records missing and unused leaves."""
+    """Reads the leaves of a tree by name, and records which leaves are missing or unused."""
 
     def __init__(self, tree: Mapping[str, Any]):
         self.flat = flatten_dict(tree, sep="/")
@@ -125,16 +126,16 @@ class _Leaves:
 
 
 def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> ConvertedReference:
-    """Converts parameters and configuration of the public Transformer-VQ.
+    """Converts the parameters and the configuration of the public Transformer-VQ.
 
     Args:
-        params: The nested parameters of the reference in either layout, or a train state with an
-            entry `params`. Leaves are NumPy or JAX arrays.
+        params: The nested parameters of the reference in one of the two layouts, or a train state
+            with an entry `params`. Leaves are NumPy or JAX arrays.
         options: The configuration, with the names of the reference's command line (`n_layer`,
             `d_k`, `mem_len`, ...). Dropout rates are optional.
 
     Returns:
-        Configuration, parameters and collections, in float32.
+        The configuration, and parameters and collections in float32.
 
     Raises:
         UsageError: Leaves or options are missing, unexpected or inconsistent. The message lists
@@ -160,10 +161,10 @@ def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         options: The configuration, see :func:`convert_reference`.
 
     Returns:
-        Configuration, parameters and collections, in float32.
+        The configuration, and parameters and collections in float32.
 
     Raises:
-        UsageError: The file is not a msgpack tree, or :func:`convert_reference` raises.
+        UsageError: The file is not a msgpack tree, or :func:`convert_reference` raises an error.
     """
     from flax.serialization import msgpack_restore
 
@@ -177,7 +178,7 @@ def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> 
 
 
 def _common(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns dropout rates and the options in `names` (hfseq's name -> the reference's name)."""
+    """Converts the dropout rates and the options in `names` (hfseq's -> the reference's names)."""
     missing = [theirs for theirs in names.values() if theirs not in options]
     if missing:
         raise UsageError(f"the configuration of Transformer-VQ lacks {', '.join(missing)}")
@@ -186,7 +187,7 @@ def _common(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 
 def _codebook(leaves: _Leaves, theirs: str, ours: str, layer: int | None = None) -> dict[str, Any]:
-    """Returns the codebook statistics of one attention, with zeros for those of the next step."""
+    """Returns the codebook of one attention, with zeros for the statistics of the next step."""
     sums, counts = (leaves.take(f"{theirs}/{name}", layer) for name in ("c_sum", "c_count"))
     statistics = {"sums": sums, "counts": counts}
     statistics |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in statistics.items()}
@@ -196,9 +197,9 @@ def _codebook(leaves: _Leaves, theirs: str, ours: str, layer: int | None = None)
 def _finish(
     config: VQTransformerConfig, leaves: _Leaves, params: dict[str, Any], books: dict[str, Any]
 ) -> ConvertedReference:
-    """Checks leaves and shapes, and nests the leaves in float32."""
+    """Checks names and shapes, and returns nested trees of float32 arrays."""
     leaves.check()
-    # The last dimension of leaves for which the options determine it.
+    # The expected size of the last axis, for each leaf for which it follows from the options.
     columns = {
         "q_proj": config.query_heads * config.head_dim,
         "k_proj": config.key_heads * config.head_dim,
@@ -247,7 +248,7 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Converted
             theirs, ours = f"transformer_layers_{layer}/{scanned}", f"model/layers/{layer}/{name}"
             for ours_leaf, theirs_leaf in RECURRENT.items():
                 params[f"{ours}/{ours_leaf}"] = leaves.take(f"{theirs}/{theirs_leaf}")
-            # Keys, values and gate, each by heads.
+            # The columns of keys of all heads, then those of values, then those of gates.
             fused = leaves.take(f"{theirs}/kvg_proj/kernel")
             if fused.shape[-1] not in (0, keys + 2 * values):
                 raise UsageError(
@@ -308,7 +309,7 @@ def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedRe
 
 
 def _stacked_config(leaves: _Leaves, options: Mapping[str, Any]) -> VQTransformerConfig:
-    """Returns the configuration. Sizes that the options do not contain come from the shapes."""
+    """Returns the configuration. Sizes that `options` lacks are read from the leaves' shapes."""
     fields, head_type = _common(options, OPTIONS), options.get("head_type", "shga")
     keys, values = (
         leaves.peek(f"stack/VQAttention_0/qkvg_producer/{name}_proj/kernel").shape[-1]

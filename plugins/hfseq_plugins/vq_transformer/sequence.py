@@ -1,11 +1,12 @@
 """Attention on a mesh, including rows that are sharded over the mesh axis `sequence`.
 
-Each device of that axis has a piece of the text. A device summarizes by code the tokens that leave
-its window. The cache at the start of a piece is the merged summary of all pieces before it, since
-caches form a monoid. The window before a piece comes from its left neighbors. No device gathers
-all keys and values.
+Each device of that axis has a contiguous piece of each row. The device groups the tokens of its
+piece that leave the window by code, which gives a cache for the piece. The cache at the start of a
+piece is obtained by merging the caches of all pieces before it. This is exact because merging
+caches is associative. The devices with the preceding pieces send the window before a piece. No
+device gathers all keys and values.
 
-Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from hfseq_plugins.vq_transformer.state import (
 logger = logging.getLogger(__name__)
 
 AXIS = "sequence"
-# Dimensions of inputs and outputs: b rows, h key heads, g query heads per key head, t tokens, v
-# width of values. A dot is never sharded.
+# The axes of inputs and outputs that may be sharded: b batch, h key heads, g query heads per key
+# head, t tokens, v width of values. A dot is an axis that is never sharded.
 _INPUTS = {"query": "bhgt.", "key": "bht.", "value": "bhtv", "code": "bht", "segment": "bt"}
 _TERMS = {"codebook": "h..", "relative": ".h.", "content": "hg..", "position": "hg.."}
 _STATE = {
@@ -55,10 +56,11 @@ _STATE = {
 
 
 def mesh_for(tokens: int, block: int) -> Mesh | None:
-    """Returns the mesh to attend on, or None for attention on one device.
+    """Returns the mesh on which attention is computed, or `None` for a single device.
 
-    The mesh axis `sequence` must split rows of `tokens` tokens into whole blocks. Otherwise blocks,
-    and with them gradients, would differ from those on one device.
+    If the mesh axis `sequence` does not split rows of `tokens` tokens into whole blocks, the result
+    is `None` and a warning is logged. If such rows were split, the blocks, and therefore the
+    gradients, would differ from those on one device.
     """
     mesh = nn.current_options().mesh
     if mesh is None or mesh.size == 1:
@@ -76,7 +78,7 @@ def _pieces(mesh: Mesh) -> int:
 
 @functools.cache
 def _warn_not_split(tokens: int, axis_size: int, block: int) -> None:
-    """Warns once, not for every layer."""
+    """Logs a warning. It is cached, so that the warning appears once and not for every layer."""
     logger.warning(
         "rows of %d tokens are not split over --mesh sequence=%d: their length has to be a "
         "multiple of %d (sequence=%d times block_size=%d)",
@@ -96,16 +98,17 @@ def attend(
     state: State | None,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
-    """Attends on a mesh, see `layers.attend`. Each device processes its piece of the rows.
+    """Computes attention on a mesh, see `layers.attend`. Each device computes a piece of the rows.
 
-    All mesh axes are manual here, since XLA does not shard scatters over the other axes itself.
+    The computation uses `shard_map` over all mesh axes, because XLA does not shard the scatters
+    over the axes other than `sequence` automatically.
     """
     split, axis_size = _split(mesh, inputs), _pieces(mesh)
 
     def local(
         inputs: AttentionInputs, terms: ScoreTerms, state: State | None, lengths: jax.Array | None
     ) -> tuple[jax.Array, State | None]:
-        """Attends with the piece of this device. All devices return the state after the row."""
+        """Computes attention for this device's piece. All devices return the same final state."""
         if axis_size == 1:
             return attend_on_device(inputs, terms, options, state, lengths)
         index, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
@@ -147,7 +150,7 @@ def attend(
 
 
 def _split(mesh: Mesh, inputs: AttentionInputs) -> dict[str, Any]:
-    """Returns the mesh axes that shard each dimension, if their size divides it."""
+    """Returns the mesh axes that shard each array axis. They must divide its size evenly."""
     batch, heads, groups = inputs.query.shape[:3]
     rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
     split: dict[str, Any] = {"t": AXIS} if AXIS in mesh.shape else {}
@@ -168,7 +171,7 @@ def _specs(
     dims: dict[str, str],
     split: dict[str, Any],
 ) -> Any:
-    """Returns the partition specs of a named tuple, None for missing leaves."""
+    """Returns a named tuple of partition specs, with `None` for missing leaves."""
     if leaves is None:
         return None
     present = {name for name, leaf in leaves._asdict().items() if leaf is not None}
@@ -176,7 +179,7 @@ def _specs(
     return leaves._replace(**specs)
 
 
-# -- window and cache from the pieces to the left
+# -- window and cache from the preceding pieces
 # ---------------------------------------------------------------------------------------
 
 
@@ -198,7 +201,8 @@ def _window(
             earlier = jnp.full(shape, fill, x.dtype)
         if not options.window:
             return earlier.astype(x.dtype)
-        # From as many pieces to the left as the window covers, and from the state before the row.
+        # The window can cover tokens of several preceding pieces, and tokens of the state before
+        # the row.
         tokens = x.shape[axis]
         hops = math.ceil(options.window / tokens)
         unit = options.window if hops == 1 else tokens
@@ -233,17 +237,25 @@ def _window(
 
 
 def _shift(x: jax.Array, hops: int, axis_size: int) -> jax.Array:
-    """Sends `x` to the device `hops` to the right. Devices without a sender receive 0."""
+    """Sends `x` to the device with the piece `hops` pieces later.
+
+    Devices that receive nothing get 0.
+    """
     pairs = [(i, i + hops) for i in range(axis_size) if 0 <= i + hops < axis_size]
     return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
 
 
 def _prefix(piece: TokenBlocks, start: Cache | None, index: jax.Array) -> Cache:
-    """Returns the cache before this piece: all tokens that have left the windows before it.
+    """Returns the cache at the start of this piece, with all tokens before its window.
 
-    With packed rows only tokens of the document at the start of the piece count.
+    For packed rows, it contains only tokens of the document at the start of the piece.
+
+    Args:
+        piece: The tokens of this device.
+        start: The cache at the start of the row, or `None`.
+        index: Index of the piece.
     """
-    # Joins the blocks: (R, B, H, L, ...) to (B, H, R * L, ...).
+    # Concatenate the blocks: (R, B, H, L, ...) to (B, H, R * L, ...).
     leaving = (jnp.moveaxis(leaf, 0, 2) for leaf in piece.leaving())
     value, code = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in leaving)
     first = piece.first_segments()

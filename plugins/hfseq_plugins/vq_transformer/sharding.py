@@ -12,7 +12,7 @@ from hfseq import nn
 if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.blocks import AttentionInputs
 
-#: A gated head splits its values by columns. Queries, keys and codes stay unsplit.
+#: The values and gates of a gated head are split by columns. Queries, keys and codes are not split.
 RULES = [
     (r"embed_tokens/embedding$", "embedding"),
     (r"(v_proj|g_proj|up_proj)/kernel$", "column"),
@@ -28,10 +28,12 @@ _ANY = PartitionSpec.UNCONSTRAINED
 
 
 def split_heads(inputs: AttentionInputs) -> AttentionInputs:
-    """Shards heads over the mesh axis `tensor`, if its size divides their number.
+    """Shards heads over the mesh axis `tensor`.
 
-    It shards key heads if possible, otherwise the query heads of a key head, which share its
-    values. A single head is not sharded: only the columns of its values are split.
+    If the number of key heads is a multiple of the axis size, key heads are sharded. Otherwise, if
+    the number of query heads per key head is a multiple of the axis size, query heads are sharded,
+    and every device has all values. If neither is the case, heads are not sharded, and the sharding
+    rules only split the values of a head by columns.
     """
     mesh = nn.current_options().mesh
     axis_size = 1 if mesh is None else dict(mesh.shape).get("tensor", 1)

@@ -1,6 +1,6 @@
-"""The state of an attention layer: a window of keys and a cache by code, of fixed size.
+"""The state of an attention layer: a window of keys, and a cache of older tokens by code.
 
-Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+:mod:`hfseq_plugins.vq_transformer.blocks` explains the symbols in shapes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
+# Number of axes of each array of a state.
 STATE_RANKS = {
     "window_key": 4,
     "window_value": 4,
@@ -42,11 +43,11 @@ class State(NamedTuple):
     The window is a ring buffer: token i is in slot i modulo M. The code S marks an empty slot.
 
     Attributes:
-        window_key: Float32 `(B, Hk, M, K)`.
-        window_value: `(B, Hk, M, V)`.
-        window_code: `(B, Hk, M)`.
-        cache_mean: Float32 `(B, Hk, S, V)`, see :class:`Cache`.
-        cache_count: Int32 `(B, Hk, S)`.
+        window_key: Keys of the window, float32 `(B, Hk, M, K)`.
+        window_value: Values of the window, `(B, Hk, M, V)`.
+        window_code: Codes of the window, `(B, Hk, M)`.
+        cache_mean: See :class:`Cache`, float32 `(B, Hk, S, V)`.
+        cache_count: See :class:`Cache`, int32 `(B, Hk, S)`.
         position: The number of tokens so far, `(B,)`.
     """
 
@@ -64,7 +65,13 @@ class State(NamedTuple):
 
 
 def empty_state(batch: int, config: VQTransformerConfig, dtype: DTypeLike) -> State:
-    """Returns the state before the first token. `dtype` is the type of the values."""
+    """Returns the state before the first token.
+
+    Args:
+        batch: The batch size.
+        config: The configuration.
+        dtype: The dtype of the values.
+    """
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     return State(
         window_key=jnp.zeros((batch, heads, window, config.head_dim)),
@@ -77,7 +84,13 @@ def empty_state(batch: int, config: VQTransformerConfig, dtype: DTypeLike) -> St
 
 
 def reset(state: State, rows: jax.Array, codes: int) -> State:
-    """Empties the state of the rows, `(B,)`, that are True. `codes` marks an empty slot."""
+    """Empties the state of some rows.
+
+    Args:
+        state: The state.
+        rows: True for the rows to empty, `(B,)`.
+        codes: The number of codes S, which marks an empty slot.
+    """
 
     def clear(leaf: jax.Array, name: str) -> jax.Array:
         row_mask = rows.reshape(-1, *(1,) * (leaf.ndim - 1))
@@ -87,7 +100,7 @@ def reset(state: State, rows: jax.Array, codes: int) -> State:
 
 
 def window_in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns keys, values and codes of the window, oldest token first."""
+    """Returns the keys, values and codes of the window, with the oldest token first."""
     window = state.window_code.shape[-1]
     slots = (state.position[:, None] + jnp.arange(window)) % max(window, 1)
     return (
@@ -98,18 +111,25 @@ def window_in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def ring_order(position: jax.Array, window: int) -> jax.Array:
-    """Returns which of the last M tokens, counted from the oldest, is in each slot, `(B, M)`."""
+    """Returns the token in each slot of the window, `(B, M)`, as an index into the last M tokens.
+
+    Index 0 is the oldest token.
+
+    Args:
+        position: The number of tokens so far, `(B,)`.
+        window: The window size M.
+    """
     return (jnp.arange(window) - position[:, None]) % max(window, 1)
 
 
 def take(leaf: jax.Array, indices: jax.Array) -> jax.Array:
-    """Takes `indices`, `(B, n)`, along the third axis of `(B, H, T)` or `(B, H, T, F)`."""
+    """Selects the tokens `indices`, `(B, n)`, of an array `(B, H, T)` or `(B, H, T, F)`."""
     index = indices[:, None] if leaf.ndim == 3 else indices[:, None, :, None]
     return jnp.take_along_axis(leaf, index, axis=2, mode="clip")
 
 
 def merge(cache: Cache, new: Cache) -> Cache:
-    """Merges two caches. Associative, with the empty cache as the neutral element."""
+    """Merges two caches. The operation is associative. The empty cache is its neutral element."""
     count = cache.count + new.count
     divisor = jnp.maximum(count, 1)
     old_share, new_share = cache.count / divisor, new.count / divisor
@@ -117,9 +137,13 @@ def merge(cache: Cache, new: Cache) -> Cache:
 
 
 def summarize_by_code(value: jax.Array, code: jax.Array, codes: int) -> Cache:
-    """Builds a cache from values `(..., T, V)` and their codes.
+    """Builds a cache from values.
 
-    Positions whose code is `codes` or larger are ignored."""
+    Args:
+        value: Values, `(..., T, V)`.
+        code: Their codes, `(..., T)`. Values whose code is at least `codes` are ignored.
+        codes: The number of codes S.
+    """
     lead, width = code.shape[:-1], value.shape[-1]
     groups = code.size // max(code.shape[-1], 1)
     flat = jnp.minimum(code, codes).reshape(groups, -1)

@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers wav2vec 2.0 with the heads that Transformers 4 had in Flax."""
+    """Registers wav2vec 2.0 with the task heads that Transformers 4 had in Flax."""
     register(
         "wav2vec2",
         config="transformers:Wav2Vec2Config",

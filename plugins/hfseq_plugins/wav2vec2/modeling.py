@@ -1,8 +1,9 @@
-"""wav2vec 2.0 (Baevski et al., 2020) on Flax NNX. Attribute names match the checkpoint.
+"""wav2vec 2.0 (Baevski et al., 2020) on Flax NNX. Module attributes are named as in checkpoints.
 
-Convolutions map audio samples to a shorter sequence of feature vectors, which a Transformer
-encodes. Both kinds of checkpoints load: post-norm wav2vec2-base, with a group norm in the first
-convolution, and pre-norm wav2vec2-large, with a layer norm in every convolution.
+Convolutions map audio samples to a shorter sequence of feature vectors, the *frames*, which a
+Transformer encodes. Both variants of the model are supported: wav2vec2-base is post-norm and has a
+group norm in the first convolution. wav2vec2-large is pre-norm and has a layer norm in every
+convolution.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ __all__ = [
     "_sample_negative_indices",
 ]
 
-EPSILON = 1e-5  # of the norms that `config.layer_norm_eps` does not apply to
+EPSILON = 1e-5  # for the norms that do not use `config.layer_norm_eps`
 HE = jax.nn.initializers.he_normal()
-#: PyTorch's default for Linear: uniform in ±1 / sqrt(features_in).
+#: Default initialization of `torch.nn.Linear`: uniform in ±1 / sqrt(features_in).
 UNIFORM = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def dense(config: Wav2Vec2Config, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """Creates a Linear with the family's initialization."""
+    """Creates a linear layer with the initialization of the family."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
@@ -96,7 +97,7 @@ class FeatureEncoder(nnx.Module):
 
 
 class FeatureProjection(nnx.Module):
-    """Norm, projection to the width of the Transformer, dropout. Also returns the norm's output."""
+    """Norm, projection to the hidden size and dropout. Also returns the output of the norm."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width = config.conv_dim[-1]
@@ -116,10 +117,11 @@ class FeatureProjection(nnx.Module):
 
 
 class WeightNormConv(nn.Conv):
-    """A convolution with weight normalization per tap (Salimans and Kingma, 2016).
+    """A convolution with weight normalization (Salimans and Kingma, 2016).
 
-    The layout is PyTorch's: directions `weight_v`, `(out, in / groups, taps)`, and norms
-    `weight_g`, `(1, 1, taps)`.
+    The weights of each tap (position in the kernel) are normalized. As in PyTorch, the parameters
+    are the directions `weight_v`, `(out, in / groups, taps)`, and the norms `weight_g`, `(1, 1,
+    taps)`.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -141,16 +143,17 @@ def _tap_norm(taps: jax.Array) -> jax.Array:
 
 
 class PositionalConvEmbedding(nnx.Module):
-    """Relative position embeddings from a grouped convolution with a wide kernel."""
+    """Relative position embeddings, computed by a grouped convolution with a wide kernel."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, taps = config.hidden_size, config.num_conv_pos_embeddings
-        # Keeps the length. With an even number of taps the left side has one more.
+        # Padding keeps the length. If the number of taps is even, one more position is padded on
+        # the left.
         self.conv = WeightNormConv(
             width,
             width,
             (taps,),
-            UNIFORM,  # as in PyTorch, whose own initialization does not reach the weight norm
+            UNIFORM,  # as in PyTorch, which does not apply the model's initialization here
             rngs,
             padding=[(taps // 2, (taps - 1) // 2)],
             groups=config.num_conv_pos_embedding_groups,
@@ -219,7 +222,7 @@ class FeedForward(nnx.Module):
 
 
 class LanguageAdapter(nnx.Module):
-    """The bottleneck adapter of MMS, one per layer and language (Pratap et al., 2023)."""
+    """Bottleneck adapter of MMS (Pratap et al., 2023), for one layer and one language."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, inner = config.hidden_size, cast("int", config.adapter_attn_dim)
@@ -232,7 +235,7 @@ class LanguageAdapter(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Self-attention and feed-forward, post-norm or (`do_stable_layer_norm`) pre-norm."""
+    """Self-attention and feed-forward. Post-norm, or pre-norm with `do_stable_layer_norm`."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
@@ -286,8 +289,13 @@ class Encoder(nnx.Module):
         output_attentions: bool,
         output_hidden_states: bool,
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None, tuple[jax.Array, ...] | None]:
-        """Returns the last hidden state, and all hidden states and attention weights or None."""
-        if mask is not None:  # the convolution must not read the vectors of padding
+        """Runs the encoder.
+
+        Returns:
+            The last hidden state, all hidden states or `None`, and the attention weights of all
+            layers or `None`.
+        """
+        if mask is not None:  # otherwise the convolution would mix padding into real frames
             x = jnp.where(mask[..., None] != 0, x, 0)
         x = x + self.pos_conv_embed(x)
         x = self.dropout(x if self.norm_first else self.layer_norm(x), rngs)
@@ -324,7 +332,7 @@ class AdapterLayer(nnx.Module):
 
 
 class Adapter(nnx.Module):
-    """Strided convolutions after the encoder, which shorten the sequence towards text length."""
+    """Strided convolutions after the encoder, which shorten the sequence."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, width_out = config.hidden_size, cast("int", config.output_hidden_size)
@@ -342,12 +350,12 @@ class Adapter(nnx.Module):
 
 
 def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | None = None) -> Any:
-    """Returns the number of feature vectors that audio is encoded to.
+    """Returns the number of frames that the model computes from audio.
 
     Args:
         config: The model's configuration.
-        samples: The number of samples, an integer or an array.
-        add_adapter: Whether to include the adapter. Default: `config.add_adapter`.
+        samples: The number of audio samples, an integer or an array.
+        add_adapter: Whether to include the adapter. The default is `config.add_adapter`.
     """
     for taps, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
         samples = (samples - taps) // stride + 1
@@ -360,13 +368,13 @@ def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | Non
 def frame_mask(
     config: Wav2Vec2Config, frames: int, attention_mask: jax.Array, add_adapter: bool | None = None
 ) -> jax.Array:
-    """Returns the mask of the feature vectors, int32 `(batch, frames)`.
+    """Converts the mask of audio samples to a mask of frames, int32 `(batch, frames)`.
 
     Args:
         config: The model's configuration.
-        frames: The number of feature vectors per row.
-        attention_mask: The mask of the audio, `(batch, samples)`.
-        add_adapter: Whether to include the adapter. Default: `config.add_adapter`.
+        frames: The number of frames per row.
+        attention_mask: The mask of the audio samples, `(batch, samples)`.
+        add_adapter: Whether to include the adapter. The default is `config.add_adapter`.
     """
     lengths = output_lengths(config, attention_mask.sum(-1), add_adapter)
     return (jnp.arange(frames) < lengths[:, None]).astype(jnp.int32)
@@ -413,18 +421,19 @@ class Wav2Vec2(nnx.Module):
         return out.FlaxWav2Vec2BaseModelOutput(x, features, states, weights)
 
     def apply_time_mask(self, x: jax.Array, mask_time_indices: jax.Array | None) -> jax.Array:
-        """Replaces vectors by the learned mask vector.
+        """Replaces frames by the learned mask vector.
 
         Args:
-            x: Feature vectors, `(batch, frames, hidden)`.
-            mask_time_indices: `(batch, frames)`, true for the vectors to replace.
+            x: Frames, `(batch, frames, hidden)`.
+            mask_time_indices: `(batch, frames)`, true for the frames to replace. `None` replaces no
+                frames.
         """
         if mask_time_indices is None or not self.config.apply_spec_augment:
             return x
         if mask_time_indices.shape != x.shape[:2]:
             raise UsageError(
                 f"mask_time_indices have shape {mask_time_indices.shape}, but the audio is encoded "
-                f"to {x.shape[1]} vectors per row. Use the shape (batch, {x.shape[1]}), see "
+                f"to {x.shape[1]} frames per row. Use the shape (batch, {x.shape[1]}), see "
                 "model._get_feat_extract_output_lengths(samples)"
             )
         if self.masked_spec_embed is None:
@@ -437,7 +446,7 @@ class Wav2Vec2(nnx.Module):
 
 
 class CTC(nnx.Module):
-    """The encoder with a CTC head: logits over the vocabulary for each frame."""
+    """The encoder with a CTC head, which computes logits of the vocabulary for each frame."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         if config.vocab_size is None:
@@ -464,9 +473,10 @@ class CTC(nnx.Module):
 
 
 class GumbelVectorQuantizer(nnx.Module):
-    """Replaces feature vectors by one code vector per group, with a Gumbel softmax.
+    """Quantizes feature vectors with a Gumbel softmax.
 
-    See Jang et al. (2016), https://arxiv.org/abs/1611.01144.
+    The codebook is divided into groups. A feature vector is replaced by the concatenation of one
+    code vector of each group. See Jang et al. (2016), https://arxiv.org/abs/1611.01144.
     """
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
@@ -492,10 +502,10 @@ class GumbelVectorQuantizer(nnx.Module):
 
         Args:
             x: Feature vectors, `(batch, frames, features)`.
-            mask: The frames that count for the perplexity, `(batch, frames)`. `None` for all.
+            mask: The frames to include in the perplexity, `(batch, frames)`. `None` includes all.
             temperature: Temperature of the Gumbel softmax.
-            keys: Random keys. With keys the codes are sampled, with straight-through gradients.
-                Without keys the most probable codes are used.
+            keys: PRNG keys to sample the codes, with straight-through gradients. `None` selects the
+                most probable codes.
 
         Returns:
             The code vectors, `(batch, frames, codevector_dim)`, and the perplexity of the codes.
@@ -519,7 +529,7 @@ class GumbelVectorQuantizer(nnx.Module):
 
         Args:
             probs: Code probabilities, `(..., groups, codes)`.
-            mask: The frames that count, `(...)`. `None` for all.
+            mask: The frames to include, `(...)`. `None` includes all.
         """
         probs = probs.reshape(-1, *probs.shape[-2:])
         weight = jnp.ones(len(probs)) if mask is None else mask.reshape(-1).astype(jnp.float32)
@@ -531,7 +541,7 @@ FlaxWav2Vec2GumbelVectorQuantizer = GumbelVectorQuantizer
 
 
 def _gumbel(keys: Keys, shape: tuple[int, ...]) -> jax.Array:
-    """Draws Gumbel noise. With one key per row, a row's noise depends on its key only."""
+    """Draws Gumbel noise. If there is one PRNG key per row, each row uses its own key."""
     key = keys.child().key
     if not key.ndim:
         return jax.random.gumbel(key, shape)
@@ -540,7 +550,7 @@ def _gumbel(keys: Keys, shape: tuple[int, ...]) -> jax.Array:
 
 
 class PreTraining(nnx.Module):
-    """The pretraining model: predictions for masked frames and their quantized targets."""
+    """The pretraining model, which returns predictions for masked frames and quantized targets."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.wav2vec2 = Wav2Vec2(config, rngs)
@@ -585,7 +595,7 @@ class PreTraining(nnx.Module):
 
 
 class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
-    """Base of the wav2vec 2.0 models: configuration, checkpoint names, call signature."""
+    """Base class of the wav2vec 2.0 models: configuration, checkpoint names and call signature."""
 
     config_class = Wav2Vec2Config
     base_model_prefix = "wav2vec2"
@@ -594,7 +604,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         "weight_g": "parametrizations.weight.original0",
         "weight_v": "parametrizations.weight.original1",
     }
-    # Files from before PyTorch 2 use the names of the parameter tree.
+    # Files that were written before PyTorch 2 use the names of the parameter tree.
     weight_synonyms = weight_templates
 
     def __call__(  # type: ignore[override]  # as in Transformers 4
@@ -617,10 +627,10 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
 
         Args:
             input_values: Audio samples, `(batch, samples)`.
-            attention_mask: `(batch, samples)`, 0 for padding.
-            mask_time_indices: `(batch, frames)`, true for the feature vectors that are replaced
-                by a learned mask vector.
-            freeze_feature_encoder: Whether to stop the gradient into the convolutions.
+            attention_mask: Mask of the audio samples, `(batch, samples)`, 0 for padding.
+            mask_time_indices: `(batch, frames)`, true for the frames that are replaced by a learned
+                mask vector.
+            freeze_feature_encoder: Whether the convolutions get no gradient.
         """
         model_inputs = {
             "input_values": self._prepare_audio(input_values),
@@ -645,14 +655,14 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         """Returns audio as float32, `(batch, samples)`.
 
         Raises:
-            UsageError: The shape is wrong, or the audio is too short for one feature vector.
+            UsageError: The shape is wrong, or the audio is too short for one frame.
         """
         try:
             values = jnp.asarray(values, jnp.float32)
         except ValueError:
             raise UsageError(
                 "input_values has rows of different lengths: pad them (feature_extractor(audio, "
-                'padding=True, return_tensors="np")) and pass the attention_mask, too'
+                'padding=True, return_tensors="np")) and also pass the attention_mask'
             ) from None
         if values.ndim != 2:
             raise UsageError(
@@ -677,7 +687,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
     def _get_feat_extract_output_lengths(
         self, input_lengths: jax.Array | int, add_adapter: bool | None = None
     ) -> Any:
-        """Returns the number of feature vectors for a number of samples."""
+        """Returns the number of frames that the model computes from a number of samples."""
         return output_lengths(self.config, input_lengths, add_adapter)
 
     def _get_feature_vector_attention_mask(
@@ -686,7 +696,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         attention_mask: jax.Array,
         add_adapter: bool | None = None,
     ) -> jax.Array:
-        """Returns the mask of the feature vectors for the mask of the audio, `(batch, samples)`."""
+        """Converts the mask of audio samples, `(batch, samples)`, to a mask of frames."""
         mask = jnp.asarray(attention_mask)
         return frame_mask(self.config, feature_vector_length, mask, add_adapter)
 
@@ -730,8 +740,8 @@ class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
 
         Args:
             gumbel_temperature: Temperature of the Gumbel softmax that samples code vectors. Higher
-                values spread the gradient more evenly over the codes.
-            gumbel_rng: Random key for the code vectors in training. Default: `dropout_rng`.
+                values distribute the gradient more evenly over the codes.
+            gumbel_rng: PRNG key to sample code vectors in training. The default is `dropout_rng`.
         """
         quantizer_inputs: dict[str, Any] = {
             "gumbel_temperature": gumbel_temperature,
@@ -754,7 +764,8 @@ class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
         )
 
 
-# -- for data, in NumPy. Both draw from `np.random`, which scripts for Transformers 4 seed.
+# -- NumPy functions for the preparation of batches
+# Both use `np.random`, because scripts for Transformers 4 set its seed.
 
 
 def _compute_mask_indices(
@@ -764,13 +775,16 @@ def _compute_mask_indices(
     attention_mask: np.ndarray | None = None,
     min_masks: int = 0,
 ) -> np.ndarray:
-    """Draws the spans to mask, with `np.random` and in the order of PyTorch's function.
+    """Draws the spans of frames to mask.
+
+    With the same seed of `np.random`, the spans equal those of the function of this name in
+    PyTorch's module.
 
     Args:
         shape: `(batch, frames)`.
-        mask_prob: The share of frames to mask per row. Overlapping spans reduce it.
+        mask_prob: The share of frames to mask per row. The actual share is lower if spans overlap.
         mask_length: The length of a span in frames.
-        attention_mask: `(batch, frames)`, 0 for padding. Spans fit into the rows' lengths.
+        attention_mask: `(batch, frames)`, 0 for padding. Spans do not contain padding.
         min_masks: The minimum number of spans per row.
 
     Returns:
@@ -795,7 +809,7 @@ def _compute_mask_indices(
         candidates = np.arange(max(row_frames - mask_length + 1, 0))
         starts = np.random.choice(candidates, spans(row_frames), replace=False)  # noqa: NPY002
         row[starts[:, None] + np.arange(mask_length)] = True
-        if not len(starts):  # like PyTorch, mask a frame of padding rather than no frame
+        if not len(starts):  # like PyTorch, mask the last frame, which may be padding
             row[-1] = True
     return mask
 
@@ -803,27 +817,26 @@ def _compute_mask_indices(
 def _sample_negative_indices(
     features_shape: tuple[int, ...], num_negatives: int, attention_mask: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draws negative examples for every frame from the other frames of its row.
+    """Draws negative examples for every frame from the other frames of the same row.
 
     Args:
-        features_shape: A shape that begins with `(batch, frames)`.
-        num_negatives: The number of negatives per frame.
+        features_shape: A shape that starts with `(batch, frames)`.
+        num_negatives: The number of negative examples per frame.
         attention_mask: `(batch, frames)`, 0 for padding.
 
     Returns:
-        Indices into the flattened `(batch * frames)` frames, int32
-        `(batch, frames * num_negatives)`.
+        Indices into the flattened frames of the batch, int32 `(batch, frames * num_negatives)`.
     """
     batch, length = features_shape[:2]
     if length < 2:
         raise UsageError(
-            f"features of shape {tuple(features_shape)} have no negatives: rows need 2 frames or "
-            "more"
+            f"features of shape {tuple(features_shape)} have no negative examples: rows need 2 "
+            "frames or more"
         )
     frames = [length] * batch if attention_mask is None else np.asarray(attention_mask).sum(-1)
     positive = np.repeat(np.arange(length), num_negatives)
     size = len(positive)
     rows = [np.random.randint(0, max(int(n) - 1, 1), size=size) for n in frames]  # noqa: NPY002
     negatives = np.asarray(rows, np.int32)
-    negatives[negatives >= positive] += 1  # skips the frame itself: uniform over the others
+    negatives[negatives >= positive] += 1  # skip the frame itself
     return negatives + np.arange(batch, dtype=np.int32)[:, None] * length

@@ -1,4 +1,4 @@
-"""Sharding rules of wav2vec 2.0: Megatron's column and row pairs."""
+"""Sharding rules of wav2vec 2.0: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"(conv_layers|adapter/layers)/\d+/conv/kernel$", "channels"),

@@ -1,6 +1,6 @@
 """The translation model of flax/examples/wmt, with the Differential Transformer as an option.
 
-It is stored as PEGASUS or Marian where the two compute the same.
+Checkpoints have the format of PEGASUS or Marian if one of these can compute the same function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CITATION = r"""@inproceedings{vaswani2017attention,
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers the translation model with its two heads."""
+    """Registers the two model classes of the translation model."""
     register(
         "wmt_transformer",
         config="hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig",

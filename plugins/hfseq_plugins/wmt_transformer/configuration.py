@@ -1,4 +1,4 @@
-"""The configuration of the WMT Transformer, its presets, and its stock twin."""
+"""The configuration of the WMT Transformer, its presets, and its conversion to Transformers."""
 
 # No `from __future__ import annotations` here: `strict` cannot check types that are strings.
 
@@ -16,7 +16,7 @@ CHOICES = {
     "attention": ("softmax", "differential"),
     "kernel_init": ("xavier_uniform", "normal"),
 }
-# Options of the stock twins that follow from the options of this configuration.
+# Options of PegasusConfig and MarianConfig that follow from other options of this configuration.
 TWIN_ONLY = (
     *("hfseq", "tie_word_embeddings", "share_encoder_decoder_embeddings", "decoder_vocab_size"),
     "static_position_embeddings",
@@ -24,7 +24,10 @@ TWIN_ONLY = (
 
 
 def _both(name: str) -> property:
-    """Creates a property that sets an option of encoder and decoder and reads the encoder's."""
+    """Creates a property that sets an option of both encoder and decoder.
+
+    Reading the property returns the option of the encoder.
+    """
 
     def read(self: PreTrainedConfig) -> int:
         return getattr(self, f"encoder_{name}")
@@ -47,25 +50,27 @@ def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
 class WMTTransformerConfig(Presets, PreTrainedConfig):
     """Configuration of the Transformer of flax/examples/wmt.
 
-    The defaults are the sizes of the base model, see `presets`. Options that PEGASUS and Marian
-    also have keep their names. The names of the reference work as aliases: `emb_dim`, `mlp_dim`,
-    `num_layers`, `num_heads`, `dropout_rate`, `attention_dropout_rate`, `max_len`.
+    The defaults are the sizes of the base model, see `presets`. Options that are not described here
+    have the same meaning as in `PegasusConfig` and `MarianConfig`. The option names of the Flax
+    example are accepted as aliases: `emb_dim`, `mlp_dim`, `num_layers`, `num_heads`,
+    `dropout_rate`, `attention_dropout_rate`, `max_len`.
 
     Args:
-        norm: `"pre"` or `"post"`.
-        positions: `"sinusoidal"` or `"learned"`.
+        norm: Whether norms precede (`"pre"`) or follow (`"post"`) the blocks of a layer.
+        positions: Position embeddings, `"sinusoidal"` or `"learned"`.
         share_embeddings: Whether source and target share their token embeddings.
-        logits_via_embedding: Whether the head shares the target embeddings. Otherwise it has a
+        logits_via_embedding: Whether the head is tied to the target embeddings. Otherwise it has a
             kernel and a bias.
-        qkv_dim: Total width of all heads. `None` for `d_model`.
+        qkv_dim: Total width of all attention heads. `None` means `d_model`.
         attention_bias: Whether the projections of attention have biases.
         attention: `"softmax"` or `"differential"`.
         kernel_init: `"xavier_uniform"`, or `"normal"` with standard deviation `init_std`.
-        embedding_init_std: Standard deviation of token embeddings. `None` for `d_model ** -0.5`.
+        embedding_init_std: Standard deviation of initial token embeddings. `None` means
+            `d_model ** -0.5`.
 
     Raises:
-        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
-            them.
+        UsageError: At least one value is invalid. The message lists all invalid values. The error
+            is also a ValueError.
     """
 
     model_type = "wmt_transformer"
@@ -132,12 +137,12 @@ class WMTTransformerConfig(Presets, PreTrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The total width of all heads."""
+        """The total width of all attention heads."""
         return self.d_model if self.qkv_dim is None else self.qkv_dim
 
     @property
     def tied(self) -> bool:
-        """Whether source, target and head share one embedding table."""
+        """Whether the source embeddings, the target embeddings and the head are all tied."""
         return self.share_embeddings and self.logits_via_embedding
 
     # -- validation
@@ -187,18 +192,18 @@ class WMTTransformerConfig(Presets, PreTrainedConfig):
             return [f"attention='differential' groups heads in pairs: {name}={heads} is odd"]
         return []
 
-    # -- the stock twin
+    # -- the twin, a PegasusConfig or MarianConfig
     # ----------------------------------------------------------------------------------------
 
     def twin_problems(self) -> list[str]:
-        """Returns the reasons why no stock class computes the same, or an empty list."""
+        """Returns the reasons why no class of Transformers computes the same function, if any."""
         problems = []
         if self.attention == "differential":
-            problems.append("no stock class has attention='differential'")
+            problems.append("PEGASUS and Marian have no option like attention='differential'")
         if self.inner_width != self.d_model:
             problems.append(
-                f"qkv_dim={self.qkv_dim} differs from d_model={self.d_model}, which stock "
-                "attention does not support"
+                f"qkv_dim={self.qkv_dim} differs from d_model={self.d_model}, which PEGASUS and "
+                "Marian do not support"
             )
         if self.norm == "post" and self.positions == "learned":
             problems.append(
@@ -213,10 +218,10 @@ class WMTTransformerConfig(Presets, PreTrainedConfig):
         return "pegasus" if self.norm == "pre" else "marian"
 
     def twin(self) -> Any:
-        """Returns the configuration of the stock model that computes the same.
+        """Returns the configuration of a Transformers model that computes the same function.
 
-        The stock model is PEGASUS for `norm="pre"` and Marian for `norm="post"`. The attribute
-        `hfseq` of the result contains the options that are needed to convert it back.
+        This model is PEGASUS for `norm="pre"` and Marian for `norm="post"`. The attribute `hfseq`
+        of the result contains the options that are needed to restore this configuration.
 
         Raises:
             UsageError: The configuration has no twin, for the reasons of :meth:`twin_problems`.
@@ -224,7 +229,7 @@ class WMTTransformerConfig(Presets, PreTrainedConfig):
         from transformers import MarianConfig, PegasusConfig
 
         if problems := self.twin_problems():
-            raise UsageError("no stock twin: " + "; ".join(problems))
+            raise UsageError("no class of Transformers is equivalent: " + "; ".join(problems))
         options = {**self.to_dict(), "tie_word_embeddings": self.tied}
         for name in ("model_type", "transformers_version", *NATIVE):
             options.pop(name, None)
@@ -238,7 +243,7 @@ class WMTTransformerConfig(Presets, PreTrainedConfig):
         return twin
 
 
-# Options that the stock configurations lack.
+# Options that PegasusConfig and MarianConfig do not have.
 NATIVE = (
     *("norm", "positions", "share_embeddings", "logits_via_embedding", "qkv_dim"),
     *("attention_bias", "attention", "kernel_init", "embedding_init_std"),

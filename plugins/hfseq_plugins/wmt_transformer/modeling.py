@@ -1,9 +1,10 @@
-"""The WMT Transformer on Flax NNX: BART's layers with options, stored as PEGASUS or Marian.
+"""The WMT Transformer on Flax NNX: BART with more options, in PEGASUS or Marian format.
 
-One option is the attention of the Differential Transformer (Ye et al., 2024,
-https://arxiv.org/abs/2410.05258). It groups heads in pairs. The attention weights of a pair are the
-difference of its two softmax maps, `A1 - lambda * A2`. They apply to values of twice the head
-width, and the result is normalized.
+Differential attention is an option (Differential Transformer, Ye et al., 2024,
+https://arxiv.org/abs/2410.05258). In this attention, heads form pairs. The attention weights of a
+pair are the difference `A1 - lambda * A2`, where A1 and A2 are the softmax weights of its two
+heads. The values of a pair have twice the width of a head. The weighted sum of the values is
+normalized.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def initial_lambdas(depth: int) -> jax.Array:
 
 
 def kernel_init(config: PreTrainedConfig) -> Initializer:
-    """Returns the initializer of kernels, of the reference or of the stock classes."""
+    """Returns the initializer of kernels, as in the Flax example or as in Transformers."""
     if config.kernel_init == "normal":
         return nn.normal(config.init_std)
     return jax.nn.initializers.xavier_uniform()
@@ -47,38 +48,39 @@ def kernel_init(config: PreTrainedConfig) -> Initializer:
 def dense(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """Creates a Linear with the configured initialization."""
+    """Creates a linear layer with the configured initialization."""
     return nn.Linear(features_in, features_out, kernel_init(config), rngs)
 
 
 def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
-    """Creates token embeddings. By default they have unit variance after `scale_embedding`."""
+    """Creates token embeddings. By default, they have unit variance after they are scaled."""
     std = config.d_model**-0.5 if config.embedding_init_std is None else config.embedding_init_std
     return nn.Embed(size or config.vocab_size, config.d_model, nn.normal(std), rngs)
 
 
 class Attention(layers.Attention):
-    """Attention with a configurable width of all heads and optional biases."""
+    """Attention with a configurable total width of the heads and optional biases."""
 
     @staticmethod
     def dense(
         config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
     ) -> nn.Linear:
-        """Creates a Linear with the configured initialization and bias."""
+        """Creates a linear layer with the configured initialization and bias."""
         bias = config.attention_bias
         return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=bias)
 
     @staticmethod
     def inner_width(config: PreTrainedConfig) -> int:
-        """Returns the total width of all heads."""
+        """Returns the total width of all attention heads."""
         return config.inner_width
 
 
 class DifferentialAttention(Attention):
-    """Attention with the difference of two softmax maps (differential attention).
+    """Differential attention, whose weights are the difference of two softmax functions.
 
-    Each layer has one scalar `lambda = exp(q1 * k1) - exp(q2 * k2) + initial` from four trained
-    vectors. The constant `initial` depends on the layer's depth and also scales the result.
+    Each layer has a scalar `lambda = exp(q1 · k1) - exp(q2 · k2) + initial`, where q1, k1, q2 and
+    k2 are trained vectors. The constant `initial` depends on the index of the layer. The output is
+    multiplied by `1 - initial`.
     """
 
     def __init__(self, config: PreTrainedConfig, heads: int, rngs: nnx.Rngs, **options: bool):
@@ -91,7 +93,7 @@ class DifferentialAttention(Attention):
     def compute_attention(  # type: ignore[override]  # needs the initial lambda
         self,
         query: jax.Array,  # (batch, queries, heads, head_dim)
-        key: jax.Array,  # (rows, keys, heads, head_dim)
+        key: jax.Array,  # (rows, keys, heads, head_dim), batch % rows == 0
         value: jax.Array,  # (rows, keys, heads, head_dim)
         *,
         initial: jax.Array,  # ()
@@ -121,20 +123,24 @@ class DifferentialAttention(Attention):
         output = jnp.einsum("bhqs,bshd->bqhd", weights, pairs, preferred_element_type=jnp.float32)
         output = self.head_norm(output) * (1.0 - initial)
         has_keys = visible.sees_any(folded.shape[1], keys)
-        if has_keys is not None:  # after the product, as in attend: before it costs precision
+        # As in `attend`, mask after the multiplication, because masking before costs precision.
+        if has_keys is not None:
             output = jnp.where(has_keys.swapaxes(1, 2), output, 0)
             weights = jnp.where(has_keys, weights, 0) if return_weights else weights
         output = output.astype(value.dtype).reshape(query.shape)
         return output, self._weights_per_query(weights, query) if return_weights else None
 
     def current_lambda(self, initial: jax.Array) -> jax.Array:
-        """Returns lambda, a float32 scalar."""
+        """Returns the current value of lambda, a float32 scalar."""
         q1, k1, q2, k2 = (getattr(self, name)[...].astype(jnp.float32) for name in LAMBDA_NAMES)
         return jnp.exp(jnp.sum(q1 * k1)) - jnp.exp(jnp.sum(q2 * k2)) + initial
 
     @staticmethod
     def _weights_per_query(weights: jax.Array, query: jax.Array) -> jax.Array:
-        """Splits the weights of folded queries (beams) into rows of the query's batch."""
+        """Reshapes attention weights to the batch size of `query`.
+
+        In beam search, several beams can share keys. Their queries are then folded into one row.
+        """
         rows, pairs, _, keys = weights.shape
         batch, queries = query.shape[:2]
         beams = weights.reshape(rows, pairs, batch // rows, queries, keys).swapaxes(1, 2)
@@ -148,13 +154,13 @@ def attention(config: PreTrainedConfig, *args: Any, **options: Any) -> Attention
 
 
 class ConfigurableLayer(layers.Layer):
-    """Mixin with the options of the layers of encoder and decoder."""
+    """Mixin that applies the configuration options to encoder and decoder layers."""
 
     attention, dense = staticmethod(attention), staticmethod(dense)
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.norm_first = config.norm == "pre"
-        # The next class, an encoder or decoder layer, reads the sizes from the configuration.
+        # The next class in the MRO, an encoder or decoder layer, reads the sizes from `config`.
         super().__init__(config, rngs)  # type: ignore[call-arg, arg-type]
 
 
@@ -167,7 +173,7 @@ class DecoderLayer(ConfigurableLayer, layers.DecoderLayer):
 
 
 class ConfigurableSide(layers.Stack):
-    """Mixin with the options of encoder and decoder.
+    """Mixin that applies the configuration options to encoder and decoder.
 
     Attributes:
         side: `"encoder"` or `"decoder"`.
@@ -185,7 +191,7 @@ class ConfigurableSide(layers.Stack):
         **kwargs: Any,
     ):
         self.norm_first, self.differential = config.norm == "pre", config.attention != "softmax"
-        # The next class, the encoder or decoder, reads the depth from the configuration.
+        # The next class in the MRO, the encoder or decoder, reads the depth from `config`.
         super().__init__(config, rngs, own_token_embedding, **kwargs)  # type: ignore[arg-type]
         self.depth = getattr(config, f"{self.side}_layers")
 
@@ -224,19 +230,19 @@ class WMTTransformerModule(heads.BartModule):
 
 
 def head(config: PreTrainedConfig, rngs: nnx.Rngs, size: int) -> nn.Linear | None:
-    """Creates the head's projection, or None if the head shares the target embeddings."""
+    """Creates the projection of the head, or returns `None` for a tied head."""
     if config.logits_via_embedding:
         return nnx.data(None)
     return nn.Linear(config.d_model, size, kernel_init(config), rngs, use_bias=False)
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
-    """Encoder and decoder with a language-modeling head. An untied head has a trained bias."""
+    """Encoder and decoder with a language modeling head. An untied head has a trained bias."""
 
     module, make_head = WMTTransformerModule, staticmethod(head)
 
     def logits_bias(self) -> jax.Array:
-        """Returns the bias of the logits, `(1, vocabulary)`."""
+        """Returns the bias of the logits, `(1, vocab_size)`."""
         bias: jax.Array = jnp.asarray(self.final_logits_bias[...])
         return bias if self.lm_head is not None else jax.lax.stop_gradient(bias)
 
@@ -246,17 +252,20 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
-    """Base of the WMT Transformer's models.
+    """Base class of the WMT Transformer models.
 
-    `save_pretrained` writes the model in the format of its stock twin (PEGASUS for `norm="pre"`,
-    Marian for `norm="post"`), which PyTorch's Auto classes load. Models without an exact twin are
-    saved in hfseq's own format, with a warning that names the reasons.
+    `save_pretrained` writes the model in the format of PEGASUS (for `norm="pre"`) or Marian (for
+    `norm="post"`), which PyTorch's Auto classes load. A model that these classes cannot represent
+    exactly is saved in hfseq's own format, with a warning that names the reasons.
     """
 
     config_class = WMTTransformerConfig
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the twin's additional tensors: zero biases, copies, position embeddings."""
+        """Returns the tensors that PEGASUS or Marian store and this model does not have.
+
+        These are biases of zero, copies of embeddings, and position embeddings.
+        """
         if self.config.twin_problems():
             return {}
         tensors = {**self._zero_biases(), **self._copies()}
@@ -296,7 +305,7 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
         }
 
     def _copies(self) -> dict[str, DerivedTensor]:
-        """Returns the embeddings that the twin stores more than once."""
+        """Returns the copies of embeddings that PEGASUS or Marian store."""
         config, tables = self.config, [f"model.{side}.embed_tokens.weight" for side in SIDES]
         if config.tied:
             return {}
@@ -324,7 +333,7 @@ class FlaxWMTTransformerModel(FlaxWMTTransformerPreTrainedModel):
 class FlaxWMTTransformerForConditionalGeneration(
     Seq2SeqGeneration, FlaxWMTTransformerPreTrainedModel
 ):
-    """The WMT Transformer with its language-modeling head, for translation."""
+    """The WMT Transformer with a language modeling head, for translation."""
 
     module_class = ConditionalGeneration
     twin_names = {"pegasus": "PegasusForConditionalGeneration", "marian": "MarianMTModel"}

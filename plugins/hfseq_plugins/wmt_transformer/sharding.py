@@ -1,4 +1,4 @@
-"""Sharding rules of the WMT Transformer: those of BART, and of differential attention."""
+"""Sharding rules of the WMT Transformer: those of BART, and rules for differential attention."""
 
 from hfseq_plugins.bart.sharding import RULES as BART
 

@@ -21,7 +21,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers XGLM with the Flax heads of Transformers 4, sharded like BART."""
+    """Registers XGLM with the Flax task heads of Transformers 4, sharded like BART."""
     register(
         "xglm",
         config="transformers:XGLMConfig",

@@ -21,21 +21,22 @@ from hfseq.nn import outputs as out
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartDecoderPreTrainedModel
 
-#: Number of unused rows at the start of the position table.
+#: Number of unused position embeddings at the start. Position 0 uses the embedding with this index.
 OFFSET = 2
 
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(length: int, width: int, pad_token_id: int | None) -> np.ndarray:
-    """Returns the sinusoidal position embeddings of fairseq: all sines, then all cosines.
+    """Returns the sinusoidal position embeddings of fairseq.
 
-    Angles are rounded to float32 as in PyTorch, which is visible at large positions. Only the
-    exponential is computed in float64, because its float32 results differ between libraries.
+    The first half of the features are sines, the second half cosines. Angles are rounded to float32
+    as in PyTorch, which makes a difference at large positions. Only the exponential is computed in
+    float64, because its float32 results differ between libraries.
 
     Args:
         length: Number of positions.
         width: Number of features.
-        pad_token_id: Row that is set to zero, or `None`.
+        pad_token_id: Index of the position embedding that is set to zero, or `None`.
 
     Returns:
         A read-only float32 array, `(length, width)`.
@@ -62,13 +63,13 @@ class Positions(nnx.Module):
         self.table = (length, config.d_model, config.pad_token_id)
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Returns the vectors of positions, `(...)` to `(..., features)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.table)), ids + OFFSET, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
+    """Self-attention, feed-forward and, if `config.add_cross_attention` is set, cross-attention."""
 
     norm_first = True
 
@@ -93,7 +94,7 @@ class XGLMModule(layers.Decoder):
         super().__init__(config, rngs, own_token_embedding=True, depth=config.num_layers)
         self.add_cross_attention = config.add_cross_attention
 
-    def __call__(  # type: ignore[override]  # embeds its own tokens
+    def __call__(  # type: ignore[override]  # has its own token embeddings
         self,
         input_ids: jax.Array,  # (batch, length)
         attention_mask: jax.Array | None = None,  # (batch, length)
@@ -132,7 +133,7 @@ class CausalLM(nnx.Module):
         self.lm_head = heads.untied_head(config, rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head  # type: ignore[union-attr]  # the decoder has its own embedding
         logits = head(output.last_hidden_state)
@@ -146,7 +147,7 @@ class FlaxXGLMPreTrainedModel(FlaxPreTrainedModel):
     base_model_prefix = "model"
     position_table = "max_position_embeddings"
     weight_aliases = {"lm_head.weight": "model.embed_tokens.weight"}
-    # Old checkpoints contain the computed positions.
+    # Old checkpoints contain the computed position embeddings.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"embed_positions\.weights$")
 
     __call__ = FlaxBartDecoderPreTrainedModel.__call__  # type: ignore[assignment]  # signature of Transformers 4

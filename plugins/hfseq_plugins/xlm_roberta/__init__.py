@@ -19,7 +19,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers XLM-RoBERTa with the Flax heads of Transformers 4, sharded like BERT."""
+    """Registers XLM-RoBERTa with the Flax task heads of Transformers 4, sharded like BERT."""
     register(
         "xlm-roberta",
         config="transformers:XLMRobertaConfig",

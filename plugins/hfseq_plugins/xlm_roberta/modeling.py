@@ -1,4 +1,4 @@
-"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa for 100 languages."""
+"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa that was trained on 100 languages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FlaxXLMRobertaForCausalLM(CausalGeneration, FlaxXLMRobertaPreTrainedModel)
 
 
 class FlaxXLMRobertaForSequenceClassification(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa for sequence classification, on the first token."""
+    """XLM-RoBERTa for sequence classification, from the first token."""
 
     module_class = roberta.SequenceClassification
 

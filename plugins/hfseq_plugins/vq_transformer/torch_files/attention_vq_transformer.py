@@ -1,7 +1,13 @@
 """Attention over quantized keys in linear time (Lingle, 2024, Transformer-VQ), in PyTorch.
 
-Dimensions in shapes: B rows, T tokens, Hk key heads, G query heads per key head, K width of queries
-and keys, V width of values, S codes, M window size, L block size, D hidden size.
+A key is quantized to the nearest vector of a codebook. Its code is the index of this vector. A
+query attends individually to the keys of its block and of the window before the block. All older
+keys with the same code are represented by the vector of the code, their number, and the mean of
+their values, which are stored in a cache.
+
+Shapes use these symbols: B batch size, T tokens, Hk key heads, G query heads per key head, K width
+of queries and keys, V width of values, S number of codes, M window size, L block size, D hidden
+size.
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ from .state_vq_transformer import AttentionState, empty_state, take, window_in_o
 
 MASKED_SCORE = -1e30
 
-#: Queries, `(B, Hk, G, T, K)`, with the offset for content and with the offset for positions.
+#: Queries for content scores and queries for position scores, each `(B, Hk, G, T, K)`. They are the
+#: same queries plus two different biases, as in Transformer-XL.
 Queries = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -36,7 +43,8 @@ class TokenMasks(NamedTuple):
 
     Attributes:
         valid: False for padding, `(B, T)`. `None` without padding.
-        counted: The tokens that count for the codebook, `(B, T)`. `None` for all.
+        counted: Whether each token is included in the statistics of the codebook, `(B, T)`. `None`
+            includes all tokens.
     """
 
     valid: torch.Tensor | None = None
@@ -44,7 +52,16 @@ class TokenMasks(NamedTuple):
 
 
 def sinusoids(positions: torch.Tensor, width: int, base: float) -> torch.Tensor:
-    """Returns sinusoids of positions `(...)`: float32 `(..., width)`, sines and then cosines."""
+    """Returns sinusoids of positions. The sines precede the cosines.
+
+    Args:
+        positions: Positions, `(...)`.
+        width: Number of features.
+        base: Base of the frequencies. Frequency n is `base ** (-2 * n / width)`.
+
+    Returns:
+        Float32 tensor, `(..., width)`.
+    """
     steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * base ** (-2.0 * steps / width)
     return torch.cat([angles.sin(), angles.cos()], -1)
@@ -53,13 +70,14 @@ def sinusoids(positions: torch.Tensor, width: int, base: float) -> torch.Tensor:
 def advance(
     context: AttentionState, length: int, codes: int, lengths: torch.Tensor | None
 ) -> AttentionState:
-    """Moves the oldest tokens of window and block to the cache.
+    """Moves the tokens that leave the window after a block to the cache.
 
     Args:
-        context: The M + L tokens of window and block.
+        context: The M + L tokens of the window and the block.
         length: The block size L.
         codes: The number of codes S, which marks an empty slot.
-        lengths: The number of valid tokens among the last L, `(B,)`. `None` for all.
+        lengths: The number of tokens of the block that are not padding, `(B,)`. `None` for a block
+            without padding.
 
     Returns:
         The state after the block.
@@ -82,15 +100,18 @@ def attend(
     relative: torch.Tensor,
     far: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Attends with a block to individual keys, and to older keys by code, in one softmax.
+    """Computes the attention of a block to individual keys, and to older keys by code.
+
+    A single softmax covers the individual keys and the codes.
 
     Args:
-        query: Queries of the block, `(B, Hk, G, L, K)`, with both offsets.
-        near: N keys, `(B, Hk, N, K)`, their values, and their mask, `(B, N)`. The last L are those
-            of the block.
-        relative: Keys of the distances R to 0, `(R + 1, Hk, K)`, with R >= N - L.
-        far: Codebook, mean values and counts of older keys. Without them the maximum distance of
-            attention is R.
+        query: Queries of the block for content scores and for position scores, each
+            `(B, Hk, G, L, K)`.
+        near: N individual keys, `(B, Hk, N, K)`, their values, and their mask, `(B, N)`. The last L
+            keys are those of the block.
+        relative: Key vectors of the distances from R down to 0, `(R + 1, Hk, K)`, with R >= N - L.
+        far: The codebook, and the mean value and the count of each code. If it is `None`, queries
+            attend to keys at distances of at most R.
 
     Returns:
         The attention output, `(B, Hk, G, L, V)`.
@@ -99,7 +120,7 @@ def attend(
     length, total, reach = content.shape[-2], keys.shape[2], relative.shape[0] - 1
     scores = torch.einsum("bhglk,bhnk->bhgln", content, keys)
     position_scores = torch.einsum("bhglk,dhk->bhgld", position, relative)
-    # Shifts row l by l columns to the right, with a reshape of rows that have one extra column.
+    # Shift row l by l columns to the right, by padding and reshaping.
     padded = F.pad(position_scores, (0, length)).flatten(-2)[..., : length * (reach + length)]
     scores = scores + padded.unflatten(-1, (length, reach + length))[..., -total:]
     index = torch.arange(total, device=keys.device)
@@ -118,7 +139,7 @@ def attend(
 
 
 class VQTransformerAttention(nn.Module):
-    """Attention with its norm and projections. Its output excludes the residual connection."""
+    """Norm, projections and attention. The output does not include the residual connection."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__()
@@ -148,13 +169,13 @@ class VQTransformerAttention(nn.Module):
 
         Args:
             hidden: Hidden states, `(B, T, D)`.
-            position: The number of tokens before these, `(B,)`.
+            position: The number of tokens before this call, `(B,)`.
             tokens: Token masks.
-            state: The state of the tokens before these, or `None`.
+            state: The state before this call, or `None`.
 
         Returns:
-            The output, `(B, T, D)`, the state after these tokens, and in training the statistics
-            of the keys.
+            The output, `(B, T, D)`, the state after this call, and the statistics of the keys in
+            training, otherwise `None`.
         """
         query, key, value, gate = self.project(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -169,7 +190,7 @@ class VQTransformerAttention(nn.Module):
             if self.config.attention_type == "full":
                 attn_output = self._full(query, key, value, tokens.valid)
             else:
-                # This order of operations keeps the exact value of the codebook row.
+                # This order of operations returns the exact value of the codebook vector.
                 key = near + (key - key.detach())
                 code = self._mask_codes(code, tokens.valid)
                 new = (key, value, code)
@@ -177,7 +198,12 @@ class VQTransformerAttention(nn.Module):
         return self.output(attn_output, gate), state, statistics
 
     def project(self, hidden: torch.Tensor) -> tuple[Any, ...]:
-        """Returns queries with both offsets, keys and values per head, and the gate or None."""
+        """Projects hidden states.
+
+        Returns:
+            The queries for content scores and for position scores, the keys, the values, and the
+            gate or `None`.
+        """
         config, normed = self.config, self.input_norm(hidden)
         groups = (config.key_heads, config.query_heads // config.key_heads)
         query = self.q_proj(normed).unflatten(-1, (*groups, config.head_dim))
@@ -200,7 +226,11 @@ class VQTransformerAttention(nn.Module):
         return self.o_proj(attn_output if gate is None else attn_output * gate)
 
     def relative(self, reach: int) -> torch.Tensor:
-        """Returns the keys of the distances R to 0, `(R + 1, Hk, K)`."""
+        """Returns the key vectors of the distances from R down to 0, `(R + 1, Hk, K)`.
+
+        Args:
+            reach: The maximum distance R.
+        """
         config, weight = self.config, self.r_proj.weight
         waves = sinusoids(
             torch.arange(reach, -1, -1, device=weight.device),
@@ -228,7 +258,7 @@ class VQTransformerAttention(nn.Module):
         position: torch.Tensor,
         state: AttentionState,
     ) -> tuple[torch.Tensor, AttentionState]:
-        """Runs the blocks one after the other. Padding has the code S."""
+        """Computes the blocks one after the other. The code of padding is S."""
         config, total = self.config, new[2].shape[2]
         relative, outputs = self.relative(config.window_size), []
         state = window_in_order(state, position)
@@ -252,7 +282,7 @@ class VQTransformerAttention(nn.Module):
         rows: torch.Tensor,
         lengths: torch.Tensor | None,
     ) -> tuple[torch.Tensor, AttentionState]:
-        """Computes one block after `state`, whose window starts with the oldest token."""
+        """Computes one block. The window of `state` starts with the oldest token."""
         config = self.config
         if config.stop_gradient_cache:
             state = AttentionState(*(leaf.detach() for leaf in state))
@@ -270,7 +300,7 @@ class VQTransformerAttention(nn.Module):
         return attn_output, advance(context, new[0].shape[2], config.num_codes, lengths)
 
     def _mask_codes(self, code: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-        """Replaces the codes of padding by S, which is not a code. `valid` is `(B, T)`."""
+        """Replaces the codes of padding by S. `valid` is False for padding, `(B, T)`."""
         return code if valid is None else code.masked_fill(~valid[:, None], self.config.num_codes)
 
     def _key_statistics(
@@ -298,7 +328,17 @@ class VQTransformerAttention(nn.Module):
         state: AttentionState,
         relative: torch.Tensor,
     ) -> torch.Tensor:
-        """Computes one token, `(B, 1, D)`, without gradient, and updates `state` in place."""
+        """Computes the output of one token per row, and updates `state` in place.
+
+        This method supports no gradients.
+
+        Args:
+            hidden: Hidden states, `(B, 1, D)`.
+            position: The number of tokens before this call, `(B,)`.
+            valid: False for padding, `(B, 1)`, or `None`.
+            state: The state before this call.
+            relative: The key vectors of relative positions, see :meth:`relative`.
+        """
         query, key, value, gate = self.project(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             rows = self.codebook.rows()
@@ -318,7 +358,11 @@ class VQTransformerAttention(nn.Module):
         relative: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Attends to the window, the token itself and the cache: `(B, Hk, G, 1, V)`."""
+        """Computes attention to the window, the token itself and the cache.
+
+        Returns:
+            The attention output, `(B, Hk, G, 1, V)`.
+        """
         content, position_query = query
         window = state.window_code.shape[-1]
         slots = torch.arange(window, device=position.device)
@@ -349,7 +393,7 @@ class VQTransformerAttention(nn.Module):
         valid: torch.Tensor | None,
         state: AttentionState,
     ) -> None:
-        """Puts a token into the slot of the oldest token, which moves to the cache."""
+        """Moves the oldest token of the window to the cache and writes the new one in its slot."""
         size, heads = self.config.num_codes, torch.arange(key.shape[1], device=key.device)
         batch = torch.arange(key.shape[0], device=key.device)[:, None]
         slot = (batch, heads, (position % state.window_code.shape[-1]).long()[:, None])

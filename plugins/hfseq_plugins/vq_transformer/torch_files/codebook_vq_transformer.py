@@ -1,6 +1,7 @@
 """Codebooks of keys, and the norm, in PyTorch.
 
-Dimensions in shapes: B rows, T tokens, Hk key heads, K width of keys, V width of values, S codes.
+Shapes use these symbols: B batch size, T tokens, Hk key heads, K width of keys, V width of values,
+S number of codes, L block size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class VQTransformerRMSNorm(nn.Module):
         self.eps = config.rms_norm_eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Normalizes `(..., hidden)`."""
+        """Normalizes hidden states, `(..., hidden)`."""
         normed = rms_normalize(hidden, self.eps)
         if self.weight is not None and self.bias is not None:
             normed = normed * self.weight.float() + self.bias.float()
@@ -53,10 +54,11 @@ class KeyStatistics(NamedTuple):
 
 
 class VQTransformerCodebook(nn.Module):
-    """Moving averages of the keys of each code. They stay float32 when the model is cast.
+    """Moving averages of the number and the sum of the keys of each code.
 
-    `collected` contains the statistics of training steps since the last :meth:`update`. It is not a
-    buffer, since DistributedDataParallel would overwrite the buffers of all processes but one.
+    They stay float32 when the model is cast to another dtype. `collected` contains the statistics
+    of the forward passes since the last :meth:`update`. It is not a buffer, because
+    DistributedDataParallel copies the buffers of one process to all others.
     """
 
     sums: torch.Tensor
@@ -89,7 +91,17 @@ class VQTransformerCodebook(nn.Module):
 
     @torch.no_grad()
     def nearest(self, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the codes, `(B, Hk, T)`, of keys `(B, Hk, T, K)`: argmax of k.c - |c|^2 / 2."""
+        """Returns the codes of keys, which are the indices of the nearest codebook vectors.
+
+        The nearest vector c of a key k has the largest `k.c - |c|^2 / 2`.
+
+        Args:
+            keys: Keys, `(B, Hk, T, K)`.
+            rows: The codebook, `(Hk, S, K)`.
+
+        Returns:
+            Codes, `(B, Hk, T)`.
+        """
         halves = 0.5 * rows.square().sum(-1)[:, None]
         parts = [(part @ rows.mT - halves).argmax(-1) for part in keys.split(self.block, 2)]
         return torch.cat(parts, 2)
@@ -112,7 +124,7 @@ class VQTransformerCodebook(nn.Module):
 
 
 def gather_rows(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Returns the codebook rows of codes `(B, Hk, T)`, as `(B, Hk, T, K)`."""
+    """Returns the codebook vectors, `(B, Hk, T, K)`, of codes, `(B, Hk, T)`."""
     heads = torch.arange(rows.shape[0], device=rows.device)
     return rows[heads[:, None], codes]
 
@@ -123,8 +135,8 @@ def sum_by_code(
     """Sums values by code.
 
     Args:
-        values: `(N, T, F)`.
-        codes: `(N, T)`. The code `size` is ignored.
+        values: N groups of vectors with F features, `(N, T, F)`.
+        codes: The code of each vector, `(N, T)`. Vectors with the code `size` are ignored.
         size: The number of codes S.
 
     Returns:
@@ -143,7 +155,17 @@ def sum_by_code(
 def merge(
     mean: torch.Tensor, count: torch.Tensor, values: torch.Tensor, codes: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds values `(B, Hk, L, V)` with codes `(B, Hk, L)` to means `(B, Hk, S, V)` and counts."""
+    """Adds values to the mean value and the count of each code.
+
+    Args:
+        mean: The mean value of each code, `(B, Hk, S, V)`.
+        count: The number of values of each code, `(B, Hk, S)`.
+        values: The values to add, `(B, Hk, L, V)`.
+        codes: The codes of these values, `(B, Hk, L)`.
+
+    Returns:
+        The new means and counts.
+    """
     sums, new = sum_by_code(values.flatten(0, 1), codes.flatten(0, 1), count.shape[-1])
     total = count + new.view(count.shape).int()
     divisor = total.clamp(min=1)

@@ -28,17 +28,18 @@ class VQTransformerConfig(PretrainedConfig):
     tokens through their codes.
 
     Args:
-        head_type: `"shga"` (one gated head; a layer is two attentions without MLP), `"mhga"`
-            (several gated heads), or `"mha"`, `"mqa"` and `"gqa"` (attention and MLP).
+        head_type: Type of attention heads. With `"shga"` (one gated head) and `"mhga"` (several
+            gated heads), a layer has two attention blocks and no MLP. With `"mha"`, `"mqa"` and
+            `"gqa"`, a layer has an attention block and an MLP.
         head_dim: Width of queries and keys.
-        value_dim: Width of the values of a key head. `None` for a total of `2 * hidden_size` with
-            gated heads and for `head_dim` with the other types.
+        value_dim: Width of the values of a key head. The default `None` means `head_dim`, or with
+            gated heads a total of `2 * hidden_size` for all heads.
         num_codes: Number of codes per key head.
         window_size: Number of earlier tokens that queries attend to individually.
-        block_size: Tokens per block. It affects speed and memory only.
+        block_size: Number of tokens per block. It only affects speed and memory.
         reduction: Only used by the JAX version.
-        attention_type: `"vq"`, `"full"` (quadratic, with the original keys) or `"vq_quadratic"`
-            (the same as vq).
+        attention_type: `"vq"`, `"full"` (attention to the original keys, with quadratic cost) or
+            `"vq_quadratic"` (the same as `"vq"` in PyTorch).
 
     Raises:
         ValueError: At least one value is invalid. The message lists all of them.
@@ -95,7 +96,7 @@ class VQTransformerConfig(PretrainedConfig):
 
     @property
     def gated(self) -> bool:
-        """Whether heads are gated. Then a second attention replaces the MLP."""
+        """Whether heads are gated. Layers with gated heads have a second attention, but no MLP."""
         return self.head_type in ("shga", "mhga")
 
     @property
@@ -121,7 +122,7 @@ class VQTransformerConfig(PretrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The width of the MLP, if there is one."""
+        """The inner width of the MLP, if there is one."""
         return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
 
     # -- validation

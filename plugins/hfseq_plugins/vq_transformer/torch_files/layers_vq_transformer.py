@@ -1,4 +1,7 @@
-"""Layers of the VQ Transformer in PyTorch, and the order of tokens and padding."""
+"""Layers of the VQ Transformer in PyTorch, and the order of tokens and padding.
+
+Shapes use these symbols: B batch size, T tokens, D hidden size.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from .state_vq_transformer import AttentionState
 
 
 class TokenOrder(NamedTuple):
-    """Moves the tokens of each row before its padding, and results back.
+    """An order of the columns of each row in which all tokens precede the padding.
 
     Attributes:
         lengths: The number of tokens of each row, `(B,)`.
-        order: The columns of the tokens, followed by those of padding, `(B, T)`.
-        back: The new column of each column, `(B, T)`. For padding, that of the token before it.
+        order: The columns of the tokens, followed by the columns of padding, `(B, T)`.
+        back: The position in `order` of each column, `(B, T)`. A column of padding has the position
+            of the token before it.
     """
 
     lengths: torch.Tensor
@@ -30,17 +34,17 @@ class TokenOrder(NamedTuple):
 
 
 def gather_tokens(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Takes `indices`, `(B, T)`, along the second axis of `(B, T, D)`."""
+    """Selects the tokens `indices`, `(B, T)`, of `values`, `(B, T, D)`."""
     return values.gather(1, indices[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def find_token_order(
     mask: torch.Tensor | None, hidden: torch.Tensor, columns: int
 ) -> TokenOrder | None:
-    """Returns the order that moves tokens before padding, or None without padding.
+    """Returns the order in which tokens precede padding, or `None` without padding.
 
     Args:
-        mask: `(B, T)`, or `(B, columns + T)` with the columns of earlier calls.
+        mask: Attention mask, `(B, T)`, or `(B, columns + T)` with the columns of earlier calls.
         hidden: Hidden states, `(B, T, D)`.
         columns: The number of columns of earlier calls.
     """
@@ -60,7 +64,7 @@ def find_token_order(
 
 
 def token_masks(rows: TokenOrder | None, code_mask: torch.Tensor | None) -> TokenMasks:
-    """Returns the masks of the moved tokens."""
+    """Returns the token masks after the tokens have been moved before the padding."""
     counted = None if code_mask is None else code_mask != 0
     if rows is None:
         return TokenMasks(None, counted)
@@ -70,7 +74,7 @@ def token_masks(rows: TokenOrder | None, code_mask: torch.Tensor | None) -> Toke
 
 
 class VQTransformerMLP(nn.Module):
-    """Norm, projection, squared ReLU, projection."""
+    """Feed-forward block: norm, projection, squared ReLU and projection."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__()
@@ -79,12 +83,12 @@ class VQTransformerMLP(nn.Module):
         self.down_proj = nn.Linear(config.inner_width, config.hidden_size, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Applies norm and MLP to `(B, T, D)`, without residual connection."""
+        """Applies norm and MLP to hidden states, `(B, T, D)`, without residual connection."""
         return self.down_proj(F.relu(self.up_proj(self.input_norm(hidden))).square())
 
 
 class VQTransformerLayer(GradientCheckpointingLayer):
-    """Two attentions (gated head types), or an attention and an MLP."""
+    """Two attention blocks if heads are gated, otherwise an attention block and an MLP."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__()
@@ -134,7 +138,7 @@ class VQTransformerLayer(GradientCheckpointingLayer):
         states: list[Any],
         rows: list[Any],
     ) -> torch.Tensor:
-        """Computes one token, `(B, 1, D)`, and updates `states` in place."""
+        """Computes the output of one token per row, `(B, 1, D)`, and updates `states` in place."""
         for attention, state, relative in zip(self.attentions, states, rows, strict=True):
             hidden = hidden + attention.step(hidden, position, valid, state, relative)
         return hidden if self.config.gated else hidden + self.mlp(hidden)

@@ -1,7 +1,8 @@
 """The VQ Transformer (Lingle, 2024, Transformer-VQ: Linear-Time Transformers via VQ) in PyTorch.
 
-The modules in this folder are all that is needed to load the checkpoint:
-`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`.
+The modules in this folder are sufficient to load the checkpoint without hfseq:
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`. Shapes use these symbols: B
+batch size, T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from .configuration_vq_transformer import VQTransformerConfig
 from .layers_vq_transformer import VQTransformerLayer, find_token_order, gather_tokens, token_masks
 from .state_vq_transformer import VQTransformerState
 
-# The name of the cache in outputs: `past_key_values` until Transformers 5.23, then `cache`.
+# The name of the state in outputs. It is `past_key_values` up to Transformers 5.23, and `cache` in
+# later versions.
 CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
 
 
 @dataclass
 class VQTransformerOutput(ModelOutput):
-    """The output of the models. `auxiliary_loss` is the commitment cost, summed over tokens."""
+    """The output of the models. `auxiliary_loss` is the sum of the commitment cost over tokens."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -41,7 +43,7 @@ class VQTransformerOutput(ModelOutput):
 
 
 class VQTransformerPreTrainedModel(PreTrainedModel):
-    """Base of the VQ Transformer models."""
+    """Base class of the VQ Transformer models."""
 
     config_class = VQTransformerConfig
     base_model_prefix = "model"
@@ -68,7 +70,7 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.content_bias)
             nn.init.zeros_(module.position_bias)
         elif isinstance(module, VQTransformerCodebook):
-            # One over the fan-in, which includes the heads, as in the reference.
+            # The variance is 1 / (heads * codes), as in the reference.
             nn.init.normal_(module.sums, std=(config.key_heads * config.num_codes) ** -0.5)
             nn.init.ones_(module.counts)
         for name in ("position_scale", "lm_head_bias"):
@@ -83,11 +85,11 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
         return state
 
     def update_codebooks(self) -> None:
-        """Updates the codebooks with the keys of all forward passes in training mode.
+        """Updates the codebooks with the keys of the forward passes in training mode.
 
-        Call it once after each `optimizer.step()`. It applies one moving average with `ema_decay`
-        to the sums of all forward passes since the last call, of all processes. Without it the
-        codebooks do not change.
+        Call this method once after each `optimizer.step()`. Without it, the codebooks do not
+        change. It adds the keys of all forward passes since the last call, and of all processes, to
+        the moving averages with the decay rate `ema_decay`.
         """
         for module in self.modules():
             if isinstance(module, VQTransformerCodebook):
@@ -131,16 +133,17 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
 
         Args:
             input_ids: Tokens, `(B, T)`.
-            attention_mask: `(B, T)`, or with the columns of all earlier calls. 0 for tokens that
-                are removed from the text, on any side. Their output is that of the token before.
+            attention_mask: `(B, T)`, or `(B, columns + T)` with the columns of all earlier calls.
+                It is 0 for tokens that are treated as if they were removed from the text. The
+                output of such a token is that of the token before it.
             past_key_values: The state, which is updated in place.
             inputs_embeds: Token embeddings, `(B, T, D)`, instead of `input_ids`.
             use_cache: Whether to return the state.
             output_hidden_states: Whether to return the hidden states of all layers.
-            return_dict: `False` for a tuple instead of an output object.
-            code_mask: `(B, T)`, 0 for tokens that do not count for commitment cost and codebooks in
-                training.
-            cache: The name of `past_key_values` since Transformers 5.24.
+            return_dict: Whether to return an output object. `False` returns a tuple.
+            code_mask: `(B, T)`, 0 for tokens that are excluded from the commitment cost and the
+                statistics of the codebooks in training.
+            cache: The same as `past_key_values`. Transformers uses this name since version 5.24.
 
         Raises:
             ValueError: The state belongs to another batch size or another model.
@@ -176,7 +179,7 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
     def _state(
         self, state: VQTransformerState | None, use_cache: bool, hidden: torch.Tensor
     ) -> Any:
-        """Returns the initial state, if there is one."""
+        """Returns the state before this call, or `None` if the call uses no state."""
         if state is None and (not use_cache or self.config.attention_type == "full"):
             return None
         if self.config.attention_type == "full":
@@ -213,7 +216,12 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         state: VQTransformerState | None,
         keep: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """Runs all layers. Returns hidden states, the inputs of all layers, and the key errors."""
+        """Runs all layers.
+
+        Returns:
+            The hidden states, the inputs of all layers if `keep` is true, and the sum of the
+            quantization errors.
+        """
         stepping = state is not None and hidden.shape[1] == 1 and self.config.window_size > 0
         stepping = stepping and not (self.training or torch.is_grad_enabled())
         run: Any = self._step if stepping else self._run
@@ -264,13 +272,13 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         return layer.step(hidden, position, tokens.valid, state.attentions[part], rows), 0.0
 
     def _part(self, index: int) -> slice:
-        """Returns the slice of attention modules that belong to a layer."""
+        """Returns the indices of the attention modules of a layer, as a slice."""
         count = 2 if self.config.gated else 1
         return slice(index * count, (index + 1) * count)
 
 
 class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
-    """The VQ Transformer with its language-modeling head."""
+    """The VQ Transformer with a language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -308,11 +316,11 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Computes logits, `(B, T, vocabulary)`, and with `labels`, `(B, T)`, the loss.
+        """Computes logits, `(B, T, vocab_size)`, and the loss if `labels`, `(B, T)`, are passed.
 
-        The loss is the mean cross-entropy of the labels that are not -100. A label is predicted
-        from the position before it. In training the commitment cost, divided by the same number of
-        labels, is added.
+        The loss is the mean cross-entropy of the labels that are not -100. Each label is predicted
+        from the token before it. In training, the commitment cost divided by the number of these
+        labels is added.
         """
         output = self.model(
             input_ids,
@@ -373,7 +381,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
 
 
 class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
-    """The VQ Transformer with a classification or regression head on the last token."""
+    """The VQ Transformer with a classification or regression head for the last token."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
@@ -401,7 +409,10 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
         cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Computes logits, `(B, labels)`, from the last token before the padding, and the loss."""
+        """Computes logits, `(B, num_labels)`, from the last token that is not padding.
+
+        If `labels` are passed, it also computes the loss.
+        """
         output = self.model(
             input_ids,
             attention_mask,
@@ -430,7 +441,10 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
     def _last(
         self, input_ids: torch.Tensor | None, mask: torch.Tensor | None, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the position of each row's last token, `(B,)`, by the mask or pad_token_id."""
+        """Returns the index of the last token of each row that is not padding, `(B,)`.
+
+        Padding is found by the mask, or without a mask by `pad_token_id`.
+        """
         index = torch.arange(hidden.shape[1], device=hidden.device)
         if mask is None and input_ids is not None and self.config.pad_token_id is not None:
             mask = input_ids != self.config.pad_token_id

@@ -1,4 +1,8 @@
-"""The state of a VQ Transformer, of fixed size, for `past_key_values`."""
+"""The state of a VQ Transformer, which is passed as `past_key_values` and has a fixed size.
+
+Shapes use these symbols: B batch size, Hk key heads, K width of keys, V width of values, S number
+of codes, M window size.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ class AttentionState(NamedTuple):
     cache groups the tokens that left the window by code.
 
     Attributes:
-        window_key: Float32 `(B, Hk, M, K)`.
-        window_value: `(B, Hk, M, V)`.
-        window_code: `(B, Hk, M)`.
+        window_key: Keys of the window, float32 `(B, Hk, M, K)`.
+        window_value: Values of the window, `(B, Hk, M, V)`.
+        window_code: Codes of the window, `(B, Hk, M)`.
         cache_mean: The mean value of each code, float32 `(B, Hk, S, V)`.
         cache_count: The number of tokens of each code, int32 `(B, Hk, S)`.
     """
@@ -35,7 +39,7 @@ class AttentionState(NamedTuple):
 def empty_state(
     config: VQTransformerConfig, batch: int, device: torch.device, dtype: torch.dtype
 ) -> AttentionState:
-    """Returns the state before the first token. `dtype` is the type of the values."""
+    """Returns the state before the first token. `dtype` is the dtype of the values."""
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     width, narrow = config.value_width, config.head_dim
     return AttentionState(
@@ -56,7 +60,7 @@ def window_in_order(state: AttentionState, position: torch.Tensor) -> AttentionS
 
 
 def window_to_ring(state: AttentionState, position: torch.Tensor) -> AttentionState:
-    """Puts a sorted window into the slots of the ring, the inverse of :func:`window_in_order`."""
+    """Moves the tokens of a sorted window to their slots. Inverse of :func:`window_in_order`."""
     window = state.window_code.shape[-1]
     indices = (torch.arange(window, device=position.device) - position[:, None]) % max(window, 1)
     key, value, code = (take(leaf, indices) for leaf in state[:3])
@@ -64,7 +68,7 @@ def window_to_ring(state: AttentionState, position: torch.Tensor) -> AttentionSt
 
 
 def take(leaf: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Takes `indices`, `(B, n)`, along the third axis of `(B, H, T)` or `(B, H, T, F)`."""
+    """Selects the tokens `indices`, `(B, n)`, of a tensor `(B, H, T)` or `(B, H, T, F)`."""
     index = indices.long()[:, None].expand(-1, leaf.shape[1], -1)
     if leaf.ndim == 4:
         index = index[..., None].expand(-1, -1, -1, leaf.shape[-1])
@@ -79,9 +83,10 @@ class VQTransformerState(Cache):
 
     Attributes:
         attentions: One :class:`AttentionState` per attention module.
-        rows: Cached keys of relative positions per attention module, or `None`.
-        position: The number of tokens of each row, `(B,)`.
-        columns: The number of input columns, including padding.
+        rows: For each attention module, its key vectors of relative positions, or `None` if they
+            have not been computed yet.
+        position: The number of tokens of each row so far, `(B,)`.
+        columns: The number of input columns so far, including padding.
     """
 
     def __init__(self) -> None:
@@ -114,8 +119,8 @@ class VQTransformerState(Cache):
         sizes = [tuple(leaf.shape[1:]) for leaf in expected]
         if shapes != sizes or len(self.attentions) != count:
             raise ValueError(
-                f"past_key_values is the state of another model: {len(self.attentions)} attentions "
-                f"with leaves {shapes}, where this model has {count} with {sizes}"
+                f"past_key_values is the state of another model with {len(self.attentions)} "
+                f"attentions of shapes {shapes}, but this model has {count} of shapes {sizes}"
             )
 
     # -- the interface of Transformers' caches
@@ -138,7 +143,7 @@ class VQTransformerState(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Whether layers use linear attention. `False` makes `generate` pass only new tokens."""
+        """Whether layers use linear attention. With `False`, `generate` passes only new tokens."""
         return [False]
 
     @property
@@ -157,11 +162,11 @@ class VQTransformerState(Cache):
         return self.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Returns -1: the length is unlimited."""
+        """Returns -1, because the length is unlimited."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raises ValueError, since tokens cannot be removed from the state."""
+        """Raises ValueError, because tokens cannot be removed from the state."""
         if tokens_to_remove:
             raise ValueError(
                 "the state of a VQ Transformer cannot be cropped, since it merges tokens. Keep a "
@@ -185,7 +190,11 @@ class VQTransformerState(Cache):
         self._change(lambda leaf: leaf.repeat_interleave(repeats, 0))
 
     def detach(self) -> VQTransformerState:
-        """Detaches the state from the graph, between windows of a text, and returns it."""
+        """Detaches the state from the autograd graph, for truncated back-propagation.
+
+        Returns:
+            The state itself.
+        """
         self._change(torch.Tensor.detach)
         return self
 
