@@ -1,9 +1,10 @@
 """JAX/Flax sequence models on Hugging Face Transformers 5.
 
 Public names are imported on first use (PEP 562), so that ``import hfseq`` imports neither JAX nor
-Transformers. It has one side effect: architectures that Transformers lacks are registered with its
-Auto classes when they are imported (`hfseq.plugins.transformers_hook`). Programs for Transformers 4
-import `hfseq.v4`, which restores the old import paths.
+Transformers. Importing hfseq has one side effect: it installs an import hook
+(`hfseq.plugins.transformers_hook`). When a program imports the Auto classes of Transformers, this
+hook registers hfseq's additional architectures with them. Programs for Transformers 4 import
+`hfseq.v4`, which restores the old import paths.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _PUBLIC = {
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-#: Modules with many similar public classes, and substrings of the names of these classes.
+#: Modules with many similar public classes. A class is public if its name starts with ``Flax`` and
+#: contains one of the substrings.
 _CLASS_MODULES = {
     "hfseq.nn.outputs": ("Output",),
     "hfseq.generation": ("Output", "Logit", "LengthPenalty"),
@@ -108,10 +110,11 @@ def _class_names(module: str) -> list[str]:
 
 
 def _flax_class(name: str) -> type | None:
-    """Returns an output class, a logits processor, or a class of a registered architecture, if any.
+    """Returns the output class, logits processor or model class with this name, or `None`.
 
-    Heads are found by their names in the registry. Other classes of an architecture, such as
-    ``FlaxBertPreTrainedModel``, are looked up in the modules of its heads.
+    Model classes with a head are found by their names in the registry of architectures. Other
+    classes of an architecture, such as ``FlaxBertPreTrainedModel``, are looked up in the modules
+    that define its heads.
     """
     for module_name, parts in _CLASS_MODULES.items():
         if any(part in name for part in parts) and name in _class_names(module_name):
@@ -136,10 +139,11 @@ def _architectures() -> list[ArchitectureSpec]:
 
 
 def _unknown(name: str, frame: FrameType) -> Exception:
-    """Returns the error for an unknown name.
+    """Returns the error for an unknown name, with a "did you mean" suggestion.
 
-    ``from hfseq import name`` replaces an AttributeError by an ImportError without the suggestion,
-    so an ImportError is returned if this is the statement that ``frame`` executes.
+    The result is an AttributeError, or an ImportError if ``frame`` executes the statement ``from
+    hfseq import name``. In that statement, Python would replace an AttributeError by an ImportError
+    that does not contain the suggestion.
     """
     message = f"module 'hfseq' has no attribute '{name}'"
     if name.startswith("__"):  # many tools query dunder names: do not discover plugins for them

@@ -1,9 +1,11 @@
 """Reads the headers of weight files: names, shapes and dtypes without the values.
 
-Damaged files do not raise errors; their problems are part of the result.
+Reading a damaged file does not raise an error. The result contains messages about its problems
+instead.
 
-Sources: https://huggingface.co/docs/safetensors/index#format, and flax/serialization.py, which
-stores an array in a msgpack file as extension 1, the packed triple (shape, dtype, bytes).
+Sources of the formats: https://huggingface.co/docs/safetensors/index#format, and
+flax/serialization.py. Flax stores an array in a msgpack file as extension type 1, whose content is
+the packed triple (shape, dtype, bytes).
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ _CODES = {
 NUMPY_DTYPES = {code: name for name, code in _CODES.items()}
 MAX_HEADER_SIZE = 100_000_000  # the limit of the safetensors library
 
-#: Flax's extension type of an array, and the struct formats of msgpack numbers by first byte.
+#: The msgpack extension type that Flax uses for arrays.
 ARRAY_EXTENSION = 1
+#: Formats of msgpack numbers for the `struct` module, by the first byte of the msgpack value.
 _NUMBERS = {
     0xCA: ">f",
     0xCB: ">d",
@@ -76,11 +79,12 @@ class TensorEntry:
 
     Attributes:
         name: The name of the tensor.
-        dtype_code: The dtype as in safetensors files, e.g. ``"F32"``.
+        dtype_code: The dtype in the notation of safetensors files, e.g. ``"F32"``.
         shape: The shape.
         begin: Offset of the first byte from the start of the file.
         end: Offset after the last byte.
-        strided: The tensor in a ``.bin`` file, whose values need not be in order.
+        strided: Location and strides of a tensor in a ``.bin`` file. `None` in other files, which
+            store all values in order.
     """
 
     name: str
@@ -103,7 +107,7 @@ class Header:
     Attributes:
         file: The file name.
         size: Size of the file in bytes.
-        tensors: The tensors in the order of their bytes.
+        tensors: The tensors, ordered by their position in the file.
         metadata: The metadata of a safetensors file.
         problems: Messages about inconsistencies.
         native: Whether the names are Flax paths instead of PyTorch names.
@@ -235,7 +239,7 @@ def _described(code: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
 
 
 class _Walker:
-    """Reads msgpack values in sequence, without the bytes of arrays."""
+    """Reads the values of a msgpack file one after the other, but skips the bytes of arrays."""
 
     def __init__(self, view: mmap.mmap) -> None:
         self.view, self.at = view, 0
@@ -243,7 +247,7 @@ class _Walker:
     def tree(self) -> dict[str, Any]:
         tree = self.value()
         if self.at != len(self.view):
-            raise ValueError(f"{len(self.view) - self.at:,} bytes follow the tree")
+            raise ValueError(f"{len(self.view) - self.at:,} bytes follow the parameter tree")
         if not isinstance(tree, dict):
             raise ValueError("it does not contain a parameter tree")
         return tree
@@ -279,7 +283,7 @@ class _Walker:
     def _extension(self, size: int) -> Any:
         extension_type, end = self._take(1)[0], self.at + size
         if end > len(self.view):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if extension_type != ARRAY_EXTENSION:
             return self._skip(size)
         shape, code, (begin, stop) = self.value()
@@ -291,7 +295,7 @@ class _Walker:
         begin = self.at
         self.at += size
         if self.at > len(self.view):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         return begin, self.at
 
     def _take(self, size: int) -> bytes:
@@ -338,7 +342,7 @@ class WeightFiles:
         return any(header.native for header in self.headers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the tensors for a `WeightMap`. Their values are read on demand."""
+        """Returns the tensors by name, as `WeightMap` expects them. Values are read on demand."""
 
         def tensor(header: Header, entry: TensorEntry) -> Tensor:
             def read(index: Index) -> np.ndarray:
@@ -433,7 +437,10 @@ def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFile
 
 
 def _weight_map(index: Path, weights: WeightFiles) -> dict[str, str]:
-    """Returns the map from tensors to shards, or ``{}`` and adds a problem if it is invalid."""
+    """Returns the map from tensor names to shards.
+
+    If the index is invalid, adds a message to the problems of ``weights`` and returns ``{}``.
+    """
     try:
         return {str(name): str(shard) for name, shard in files.read_index(index).items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -446,11 +453,11 @@ def _weight_map(index: Path, weights: WeightFiles) -> dict[str, str]:
 def check_index(
     index: str, weight_map: Mapping[str, str], metadata: object, headers: list[Header]
 ) -> list[str]:
-    """Returns messages for the inconsistencies of an index and its shards.
+    """Returns messages about inconsistencies between an index and its shards.
 
     Args:
         index: File name of the index.
-        weight_map: The shard of each tensor according to the index.
+        weight_map: Maps the name of each tensor to the file name of its shard, as in the index.
         metadata: The metadata of the index.
         headers: The headers of the shards.
     """
@@ -474,14 +481,16 @@ def check_index(
     if missing:
         problems.append(f"{index} lists tensors that are not in their shards: {_listed(missing)}")
     if unlisted:
-        problems.append(f"{index} does not list {_listed(unlisted)}, which its shards contain")
+        problems.append(f"{index} does not list {_listed(unlisted)}, but the shards contain them")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     complete = shard_files == set(weight_map.values()) and not missing
-    # Tied tensors of .bin files have the same bytes, which their index counts once.
+    # Tied tensors in .bin files share their bytes, and the index counts these bytes once.
     places = {(file, entry.begin, entry.end) for file, entry in stored.values()}
     actual = sum(end - begin for _, begin, end in places)
     if complete and isinstance(total, int) and total != actual:
-        problems.append(f"{index} has a total size of {total:,} bytes; the shards have {actual:,}")
+        problems.append(
+            f"{index} lists a total size of {total:,} bytes, but the shards contain {actual:,}"
+        )
     return problems
 
 
@@ -542,7 +551,7 @@ def read_remote_headers(name: str) -> WeightFiles:
 
 
 def count_by_dtype(weights: WeightFiles) -> dict[str, dict[str, int]]:
-    """Returns the number of tensors, of values and of bytes by dtype code."""
+    """Returns the number of tensors, values and bytes for each dtype code."""
     by_type: dict[str, dict[str, int]] = {}
     for _, entry in weights.entries.values():
         row = by_type.setdefault(entry.dtype_code, {"tensors": 0, "numbers": 0, "bytes": 0})

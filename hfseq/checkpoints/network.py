@@ -1,8 +1,8 @@
 """Abandons network transfers that stall.
 
 ``huggingface_hub`` and the file systems of ``fsspec`` may wait forever, or retry for a very long
-time. They are therefore called in a thread, which is abandoned when no bytes have moved for
-`stall_timeout` seconds. A slow transfer is never interrupted.
+time. hfseq therefore calls them in a separate thread. If no bytes have been transferred for
+`stall_timeout` seconds, hfseq stops waiting for this thread. A slow transfer is never interrupted.
 """
 
 from __future__ import annotations
@@ -20,22 +20,28 @@ from hfseq.errors import CheckpointError
 
 T = TypeVar("T")
 
-#: Seconds without network traffic after which a transfer is abandoned. ``--hub_timeout`` sets it.
+#: Seconds without network traffic after which a transfer is abandoned. The flag ``--hub_timeout``
+#: sets this value.
 stall_timeout = DEFAULT_STALL_TIMEOUT = 600.0
 
-#: Fewer bytes do not count as progress: they may be a repeated request or a trickling response.
+#: Minimum number of transferred bytes that count as progress. Fewer bytes may be a repeated request
+#: or a response that arrives extremely slowly.
 MIN_PROGRESS_BYTES = 1 << 14
 
 
 class TransferStalled(CheckpointError):
-    """A transfer was abandoned because there was no network traffic."""
+    """A transfer was abandoned because no network traffic was observed."""
 
 
 _ignored: frozenset[str] = frozenset()
 
 
 def ignore_open_connections() -> None:
-    """Ignores the traffic of connections that are open now, such as those between processes."""
+    """Excludes the currently open connections from the measurement of traffic.
+
+    Call this after the processes of a run have connected, so that their communication does not
+    count as progress of a transfer.
+    """
     global _ignored
     _ignored = frozenset(_connections())
 
@@ -43,7 +49,7 @@ def ignore_open_connections() -> None:
 class TrafficMonitor:
     """Measures the traffic of this process's TCP connections.
 
-    Operating systems other than Linux do not report it, so that connections always seem idle.
+    Only Linux reports the traffic. On other operating systems, connections always seem idle.
     """
 
     def __init__(self) -> None:
@@ -53,7 +59,7 @@ class TrafficMonitor:
     def idle_seconds(self) -> float:
         """Returns the seconds since the last progress, or since this object was created.
 
-        Call it frequently: it notices progress only at the time of a call.
+        Call this method frequently, because it only notices progress when it is called.
         """
         connections = _connections()
         for name in connections.keys() - _ignored:
@@ -65,7 +71,10 @@ class TrafficMonitor:
 
 
 def _connections() -> dict[str, int]:
-    """Returns the acknowledged and received bytes of each connection (``TCP_INFO``, tcp(7))."""
+    """Returns the sum of acknowledged and received bytes of each connection.
+
+    Linux provides both numbers with the socket option ``TCP_INFO`` (see the manual page tcp(7)).
+    """
     moved = {}
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
@@ -81,15 +90,15 @@ def _connections() -> dict[str, int]:
 
 
 def wait_for_transfer(thread: threading.Thread, seconds: float, traffic: TrafficMonitor) -> bool:
-    """Waits for a daemon thread, and abandons it if the network is idle.
+    """Waits for a daemon thread that transfers files, and abandons it if the network is idle.
 
     Args:
         thread: The thread.
         seconds: Maximum time without network traffic.
-        traffic: Measures the traffic.
+        traffic: The monitor that measures the traffic.
 
     Returns:
-        Whether the thread has ended.
+        Whether the thread has ended. `False` means that it was abandoned.
     """
     try:
         while thread.is_alive():
@@ -97,7 +106,7 @@ def wait_for_transfer(thread: threading.Thread, seconds: float, traffic: Traffic
             if thread.is_alive() and traffic.idle_seconds() > seconds:
                 _leave(thread)
                 return False
-    except BaseException:  # a signal
+    except BaseException:  # raised by a signal handler, for example KeyboardInterrupt
         _leave(thread)
         raise
     return True
@@ -112,10 +121,10 @@ _LEFT: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _leave(thread: threading.Thread) -> None:
-    """Lets the process exit while a daemon thread and its thread pools are still running.
+    """Abandons a daemon thread, and lets the process exit while the thread is still running.
 
-    Uploads of several files use a thread pool, and Python waits for pool threads at exit even if
-    they are daemons. Their exit handlers are therefore removed.
+    Uploads of several files use a thread pool. At exit, Python waits for the threads of a pool even
+    if they are daemon threads. This function removes them from the list of threads to wait for.
     """
     from concurrent.futures import thread as pools
 
@@ -127,14 +136,14 @@ def _leave(thread: threading.Thread) -> None:
 
 
 def run_with_stall_timeout(call: Callable[[], T], seconds: float | None = None) -> T:
-    """Returns the result of ``call()``, which runs in a separate thread.
+    """Calls ``call()`` in a separate thread and returns its result.
 
     Args:
         call: The function to call.
         seconds: Maximum time without network traffic. Default: `stall_timeout`.
 
     Raises:
-        TransferStalled: There was no network traffic for this time.
+        TransferStalled: No network traffic was observed for ``seconds``.
     """
     outcome: list[T] = []
     errors: list[BaseException] = []

@@ -19,6 +19,7 @@ from hfseq.errors import (
     CheckpointError,
     UsageError,
     atomic_replace,
+    import_problem,
     one_line,
     parse_json,
     write_atomically,
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq.checkpoints.storage")
 
-#: At the URL: lists the complete checkpoints. In the local copy: the state of the synchronization.
+#: The file at the URL that lists the complete checkpoints, and the file in the local copy that
+#: stores the state of the synchronization.
 LATEST_FILE, SYNC_FILE = "latest.json", ".hfseq-sync.json"
+#: Package with the fsspec file system of each URL protocol.
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "adlfs"}
 CHECKPOINT_PATH = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
 UNSYNCED_FILES = (
@@ -63,14 +66,16 @@ RUN_FILES = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES, *PREPARED_FILES)
 class Workspace:
     """Provides the output directory of a run as a local path.
 
-    A local directory is used directly. For a URL such as "gs://bucket/run", a local copy is kept.
-    Call ``pull`` before the run and ``push`` after each save. A remote checkpoint is complete when
-    ``latest.json`` at the URL lists it. That file is written last, so that an interrupted push does
-    not change the previous state.
+    A local directory is used directly. For a URL such as "gs://bucket/run", the workspace keeps a
+    local copy of the remote directory. Call ``pull`` before the run and ``push`` after each save.
+
+    A remote checkpoint is complete when ``latest.json`` at the URL lists it. ``push`` writes that
+    file last, so that an interrupted push does not change the previous state.
 
     Args:
         output_dir: Local directory or URL.
-        scratch: Directory of the local copy. Default: in ``HFSEQ_CACHE``, or ~/.cache/hfseq.
+        scratch: Directory of the local copy. Default: a directory in ``HFSEQ_CACHE``, or in
+            ~/.cache/hfseq if that variable is not set.
 
     Attributes:
         url: ``output_dir`` as a string.
@@ -95,9 +100,8 @@ class Workspace:
             self._fs, root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
             package = PACKAGES.get(protocol, error.name or protocol)
-            raise UsageError(
-                f"--output_dir {protocol}://... requires a package: pip install {package}"
-            ) from error
+            problem = import_problem(error, package, package)
+            raise UsageError(f"--output_dir {protocol}://... {problem}") from error
         except ValueError as error:
             raise UsageError(
                 f"--output_dir: unknown protocol '{protocol}://'. Use a local directory, gs://, "
@@ -108,7 +112,8 @@ class Workspace:
         name = re.sub(r"[^\w.-]", "-", self.url.rstrip("/").rpartition("/")[2]) or "run"
         digest = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
         self.path = scratch or cache / "workspaces" / f"{name}-{digest}"
-        # The synchronized state: its ID, and size and modification time of each local file.
+        # State after the last synchronization: the ID of the remote state, and the size and
+        # modification time of each local file.
         try:
             sync = parse_json((self.path / SYNC_FILE).read_bytes())
         except (OSError, ValueError):
@@ -120,9 +125,9 @@ class Workspace:
     def pull(self) -> None:
         """Updates the local copy. Files that were saved but not pushed yet are kept.
 
-        If the remote state has changed since the last synchronization (another machine has pushed,
-        or it was deleted), it takes precedence, and checkpoints that only exist locally are moved
-        to ``previous-<time>/``.
+        The remote state may have changed since the last synchronization, because another machine
+        has pushed or because the remote files were deleted. The remote state then takes
+        precedence, and checkpoints that only exist locally are moved to ``previous-<time>/``.
 
         Raises:
             CheckpointError: The storage cannot be read.
@@ -170,7 +175,7 @@ class Workspace:
             Whether the upload has succeeded.
 
         Raises:
-            CheckpointError: The upload has failed, with ``strict``.
+            CheckpointError: The upload has failed and ``strict`` is set.
         """
         if not self.is_remote:
             return True
@@ -242,7 +247,7 @@ class Workspace:
                 yield name, _stamp(path)
 
     def _wanted(self, remote: dict[str, int], complete: dict[str, int]) -> list[tuple[str, int]]:
-        """Returns name and size of the remote files to download, without incomplete checkpoints."""
+        """Returns name and size of the remote files to download, except incomplete checkpoints."""
         damaged = {_checkpoint(n) for n, size in complete.items() if remote.get(n) != size}
         for name in sorted(damaged):
             logger.warning("ignoring the incomplete checkpoint %s/%s", self._shown, name)
@@ -267,7 +272,7 @@ class Workspace:
 
 
 def _check_not_abandoned() -> None:
-    """Stops a stalled upload that continues, since another upload may have started."""
+    """Stops an upload that continues after it was abandoned: a newer upload may be running."""
     if network.is_abandoned():
         raise CheckpointError("the upload was abandoned")
 
@@ -295,8 +300,8 @@ def check_output_dir(
 ) -> None:
     """Checks that a directory can be the output directory of a run.
 
-    The directory may contain a config, a tokenizer, and the files of a run, which is then resumed
-    from its checkpoints.
+    The directory may contain a config, a tokenizer, and the files of an earlier run. That run is
+    then resumed from its checkpoints.
 
     Args:
         path: The directory.
@@ -305,8 +310,9 @@ def check_output_dir(
         allowed: Patterns of the files that the directory may contain.
 
     Raises:
-        UsageError: The directory contains other files, links to files outside, or weights without a
-            checkpoint to resume from, which training would replace.
+        UsageError: The directory contains other files or links to files outside of it. The same
+            applies to weights without a checkpoint to resume from, because training would replace
+            them.
     """
     path, patterns = Path(path), tuple(allowed)
     if not path.exists():
@@ -348,7 +354,7 @@ def _old_files(path: Path) -> list[Path]:
 
 
 def move_aside(path: Path, entries: list[Path]) -> None:
-    """Moves files and folders of an output directory to a new ``previous-<time>/`` in it.
+    """Moves files and folders of an output directory to its new subdirectory ``previous-<time>/``.
 
     Args:
         path: The directory.

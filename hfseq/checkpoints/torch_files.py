@@ -1,10 +1,12 @@
 """Reads PyTorch's ``.bin`` files without PyTorch, and without running the pickles in them.
 
 ``torch.save`` writes a zip archive. Its ``data.pkl`` is a pickle that describes the tensors, and
-``data/0``, ``data/1``, ... contain their values. Before PyTorch 1.6, the same pickle and values
-followed each other in a plain file. A pickle is a program for a stack machine that may call any
-function. This module interprets the opcodes that a state dict needs, and no others. The functions
-and classes that a state dict names are on a list, and are never imported.
+``data/0``, ``data/1``, ... contain their values. PyTorch before 1.6 wrote a plain file that
+contains the same pickle, followed by the values.
+
+A pickle is a program for a stack machine, and may call any function. This module therefore
+interprets only the opcodes that a state dict needs. It never imports the functions and classes that
+a pickle refers to: it has replacements for those that a state dict needs, and rejects all others.
 
 Sources: ``_save``, ``_legacy_save`` and ``_legacy_load`` in torch/serialization.py,
 torch/_weights_only_unpickler.py, and https://docs.python.org/3/library/pickletools.html.
@@ -27,7 +29,8 @@ import numpy as np
 from hfseq.checkpoints.weights import Index, Tensor, read_aligned
 from hfseq.errors import CheckpointError
 
-_MAGIC_NUMBER, _PROTOCOL_VERSION = 0x1950A86A20F9469CFC6C, 1001  # of plain files
+# Values at the beginning of files that PyTorch before 1.6 wrote.
+_MAGIC_NUMBER, _PROTOCOL_VERSION = 0x1950A86A20F9469CFC6C, 1001
 _MAX_DIMENSIONS = 32
 
 #: Opcodes that push their argument, and opcodes that push a constant.
@@ -39,19 +42,20 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _StorageType(NamedTuple):
-    """A class such as ``torch.FloatStorage``, which stands for the dtype of its values."""
+    """Replaces a class such as ``torch.FloatStorage``, of which only the dtype is needed."""
 
     dtype: str
 
 
 class _Storage(NamedTuple):
-    """A sequence of values in the file.
+    """A PyTorch storage: a sequence of values in the file that tensors refer to.
 
     Attributes:
         key: Name of the storage.
         dtype: The dtype of the values.
         num_values: The number of values.
-        offset: Index of the first value. It is not 0 for views in plain files.
+        offset: Index of the first value in the file's data for this storage. It can only differ
+            from 0 in files of PyTorch before 1.6, which may contain views of storages.
     """
 
     key: str
@@ -90,7 +94,8 @@ def _make_tensor(
     if any(type(size) is not int or size < 0 for size in sizes):
         raise ValueError("a tensor has an invalid shape")
     count, end = math.prod(shape), offset + _extent(shape, strides)
-    # Expanded tensors, which repeat values, could claim any size.
+    # `torch.expand` creates tensors that repeat values. Without this check, such a tensor in a
+    # damaged or malicious file could have any size.
     if count > storage.num_values or (count and end > storage.num_values):
         raise ValueError(
             f"a tensor of shape {shape} exceeds its storage of {storage.num_values} values"
@@ -102,7 +107,7 @@ def _make_parameter(tensor: _StoredTensor, *_: Any) -> _StoredTensor:
     return tensor
 
 
-#: Everything that a pickle may name, as ``module name``.
+#: Replacements for the functions and classes that a pickle may refer to, by ``module name``.
 _GLOBALS: Mapping[str, _StorageType | Callable[..., Any]] = {
     "collections OrderedDict": _make_dict,
     "torch._utils _rebuild_tensor": _make_tensor,
@@ -130,7 +135,8 @@ def _make_storage(identifier: object) -> _Storage:
     if not isinstance(identifier, tuple) or len(identifier) not in (5, 6):
         raise ValueError("a storage has an invalid description")
     tag, storage_type, key, _, count, *view = identifier
-    # Plain files may name a part of a storage: (name of the view, offset, number of values).
+    # Files of PyTorch before 1.6 may refer to a part of a storage with the tuple (name of the view,
+    # offset, number of values).
     offset = view[0][1] if view and view[0] is not None else 0
     integers = all(type(number) is int and number >= 0 for number in (count, offset))
     known_type = isinstance(storage_type, _StorageType)
@@ -140,7 +146,7 @@ def _make_storage(identifier: object) -> _Storage:
 
 
 def _interpret(stream: Any) -> Any:
-    """Returns the value that a pickle describes, made of literals, dictionaries and tensors.
+    """Returns the value that a pickle describes. It may consist of literals, dicts and tensors.
 
     Args:
         stream: A bytes object, or a file at the start of the pickle.
@@ -160,7 +166,7 @@ def _interpret(stream: Any) -> Any:
 
     def set_items(items: list[Any]) -> None:
         keys, values = items[::2], items[1::2]
-        # Other keys may be expensive to hash.
+        # Reject keys of other types, because hashing them may be expensive.
         if not isinstance(stack[-1], dict) or any(type(key) not in (str, int) for key in keys):
             raise ValueError("a dictionary has keys that are not strings")
         stack[-1].update(zip(keys, values, strict=True))
@@ -205,12 +211,12 @@ def _interpret(stream: Any) -> Any:
             stack.append(_GLOBALS[argument])
         elif name == "REDUCE":
             arguments, function = stack.pop(), stack.pop()
-            if not callable(function):  # the stack contains no other functions than the listed ones
+            if not callable(function):  # the only functions on the stack are those in _GLOBALS
                 raise ValueError("it calls a value that is not a function")
             stack.append(function(*arguments))
         elif name == "BINPERSID":
             stack.append(_make_storage(stack.pop()))
-        elif name == "BUILD":  # attributes of an OrderedDict: the versions of PyTorch's modules
+        elif name == "BUILD":  # sets attributes; state dicts store module versions in this way
             stack.pop()
             if not isinstance(stack[-1], dict):
                 raise ValueError("it sets attributes of an object")
@@ -229,7 +235,7 @@ class TorchTensor:
     Attributes:
         dtype: The dtype as in NumPy.
         shape: The shape.
-        strides: Number of values between neighbors of each axis.
+        strides: Number of values from one index of an axis to the next, per axis.
         begin: Offset of the first byte.
     """
 
@@ -240,7 +246,7 @@ class TorchTensor:
 
     @property
     def extent(self) -> int:
-        """The number of values from the first to the last one, or 0 without any."""
+        """The number of values from the first to the last one, or 0 for an empty tensor."""
         return 0 if 0 in self.shape else _extent(self.shape, self.strides)
 
     @property
@@ -287,7 +293,7 @@ def open_torch_file(path: str) -> dict[str, Tensor]:
 
 
 def locate_tensors(path: str) -> dict[str, TorchTensor]:
-    """Returns where the tensors of a state dict that ``torch.save`` wrote are in the file.
+    """Returns the location of each tensor in a state dict file that ``torch.save`` wrote.
 
     Args:
         path: The file.
@@ -326,7 +332,7 @@ def _read_state(stream: Any) -> dict[str, _StoredTensor]:
 
 
 def _read_zip(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[int, int]]]:
-    """Returns the state dict, and the first byte and size of each storage."""
+    """Returns the state dict, and the offset and size in bytes of each storage in the file."""
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
         entries = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in entries if name.endswith("/data.pkl")]
@@ -353,7 +359,7 @@ def _read_zip(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[int,
 
 
 def _read_plain(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[int, int]]]:
-    """Reads a file that PyTorch before 1.6 wrote, as `_read_zip` does."""
+    """Reads a file that PyTorch before 1.6 wrote. Returns the same values as `_read_zip`."""
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,

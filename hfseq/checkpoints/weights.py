@@ -1,11 +1,14 @@
 """Maps parameters of hfseq models to tensors of PyTorch checkpoints, and back.
 
-Modules have the attribute names of the PyTorch checkpoint, so the map follows rules: the last
-components ``kernel``, ``scale`` and ``embedding`` are ``weight`` in PyTorch, ``mean`` and ``var``
-are ``running_mean`` and ``running_var``, and the axes of kernels are permuted
-(:func:`torch_axes`). A family only declares the exceptions: aliases (tied tensors), ignored names,
-templates for both directions, and synonyms that are only read. Layers that are stacked for scanning
-have one PyTorch tensor per layer.
+Modules of hfseq have the attribute names of the PyTorch checkpoint, so most names follow from
+rules. If the last component of a parameter path is ``kernel``, ``scale`` or ``embedding``, it is
+``weight`` in PyTorch. ``mean`` and ``var`` are ``running_mean`` and ``running_var``. The axes of
+kernels are permuted (:func:`torch_axes`). Layers that are stacked for scanning have one PyTorch
+tensor per layer.
+
+A model family only declares the exceptions to these rules: aliases of tied tensors, names to
+ignore, templates that rename parameters in both directions, and synonyms, which are alternative
+names that hfseq reads but does not write.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class Tensor:
     Attributes:
         shape: The shape.
         dtype: The dtype as in NumPy, or the code of an unsupported dtype.
-        read: Reads the part of the tensor for a tuple of slices, or all of it for ``...``.
+        read: Function that reads the part of the tensor that a tuple of slices selects. For
+            ``...``, it reads the whole tensor.
     """
 
     shape: tuple[int, ...]
@@ -62,8 +66,8 @@ class Tensor:
 def read_aligned(path: str, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Reads an array of a file into a new buffer.
 
-    XLA uses the buffer without a copy because its address is a multiple of 64. Reading through a
-    memory map would also keep the pages of the file in memory.
+    XLA uses the buffer without a copy because its address is a multiple of 64. The file is not read
+    through a memory map, because its pages would then stay in memory in addition to the buffer.
 
     Args:
         path: The file.
@@ -94,10 +98,12 @@ class Slot:
     Attributes:
         path: Path of the parameter.
         name: Name of the PyTorch tensor.
-        axes: Axes of the PyTorch tensor in the order of the parameter, or `None` if they are equal.
-        unstacked_path: Path in a tree with one parameter per layer.
+        axes: Permutation that transposes the PyTorch tensor to the axes of the parameter, or `None`
+            if the axes have the same order.
+        unstacked_path: Path of the parameter in a tree with separate parameters for each layer.
         layer: Index of the layer of a stacked parameter, or `None`.
-        part: Index of the part of a joined parameter that the tensor holds, or an empty tuple.
+        part: Index of the part of a joined parameter (see `JoinedTensor`) that the tensor contains,
+            or an empty tuple.
     """
 
     path: ParamPath
@@ -105,7 +111,7 @@ class Slot:
     axes: tuple[int, ...] | None
     unstacked_path: ParamPath
     layer: int | None = None
-    # Slices can be hashed since Python 3.12.
+    # Not part of the hash, because slices are only hashable since Python 3.12.
     part: tuple[int | slice, ...] = dataclasses.field(default=(), hash=False)
 
     @property
@@ -116,15 +122,16 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class JoinedTensor:
-    """The stored tensors that PyTorch's class joins into one parameter, such as experts.
+    """Names of the tensors in a file that PyTorch's class joins into one parameter.
 
-    Transformers describes the same in ``conversion_mapping.py``.
+    For example, files contain one tensor per expert, which Transformers stacks. Transformers
+    describes the same operations in ``conversion_mapping.py``.
 
     Attributes:
-        names: Names of the stored tensors, such as ``"experts.{}.gate_proj.weight"``. ``{}`` is the
-            index along the leading axis of the parameter, along which the tensors are stacked.
-            Several names are concatenated in parts of equal size.
-        axis: Axis of the stored tensors along which several names are concatenated.
+        names: Names of the stored tensors, such as ``"experts.{}.gate_proj.weight"``. Tensors whose
+            names differ in the index ``{}`` are stacked along a new leading axis of the parameter.
+            If there are several names, their tensors have equal sizes and are concatenated.
+        axis: Axis of the stored tensors along which the tensors of several names are concatenated.
     """
 
     names: tuple[str, ...]
@@ -133,14 +140,17 @@ class JoinedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class DerivedTensor:
-    """A tensor that PyTorch stores but the hfseq model derives.
+    """A tensor in PyTorch checkpoints that is not a parameter of the hfseq model.
+
+    The model computes it, or uses another tensor with the same values. A file may contain other
+    values, for example because the tensor was trained.
 
     Attributes:
-        value: The derived array, or the PyTorch name of the tensor that this one repeats.
-        remedy: What to do if a file contains other values, for example because they were trained.
-            With `None`, other values are ignored.
-        unused: Whether no output of PyTorch's model depends on the tensor. Otherwise ignoring other
-            values is a warning.
+        value: The computed array, or the PyTorch name of the tensor with the same values.
+        remedy: Advice for the user if a file contains other values, which is then an error. With
+            `None`, other values are ignored with a warning.
+        unused: Whether PyTorch's outputs do not depend on the tensor. Other values are then ignored
+            without a warning.
     """
 
     value: np.ndarray | str
@@ -148,11 +158,11 @@ class DerivedTensor:
     unused: bool = False
 
     def fits(self, tensor: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> bool:
-        """Returns whether a tensor of a file has the derived value, up to rounding.
+        """Returns whether a tensor in a file has the expected values, up to rounding.
 
         Args:
             tensor: The tensor.
-            tensors: All tensors of the file by name without the prefix.
+            tensors: All tensors of the file, by name without the prefix.
             prefix: The prefix of the base model.
         """
         if isinstance(self.value, str):
@@ -167,23 +177,26 @@ class DerivedTensor:
 
 @dataclasses.dataclass
 class LoadReport:
-    """The differences of a checkpoint and a model.
+    """The differences between a checkpoint and a model.
 
     Attributes:
         missing: Parameters that the checkpoint lacks or has with another shape.
-        unexpected: Names in the checkpoint that the model lacks.
+        unexpected: Names of tensors in the checkpoint for which the model has no parameter.
         ignored: Names in the checkpoint that the model class ignores, for example buffers.
-        mismatched: Name, shape in the checkpoint, and expected shape of mismatching tensors.
-        reinitialized: The parameters of mismatching tensors, which are newly initialized if
-            mismatches are ignored.
-        conflicts: Pairs of tensors with different values for the same parameter: the name of the
-            one that is read, and of the other.
-        unused_biases: The same for biases of which PyTorch's model computes with the first only.
-        derived: Tensors with other values than the model derives, with the remedy.
-        unsupported_dtypes: Dtype by name of tensors that cannot be parameters.
+        mismatched: Name, shape in the checkpoint, and expected shape of each tensor whose shape
+            differs.
+        reinitialized: The parameters of the tensors in ``mismatched``. They are newly initialized
+            if mismatches are ignored.
+        conflicts: Pairs of names of tensors that belong to the same parameter but have different
+            values. The first tensor of a pair is used.
+        unused_biases: Pairs of names of biases that belong to the same parameter but have different
+            values. PyTorch's model uses only the first bias, so this is not a conflict.
+        derived: Names of tensors whose values differ from those that the model computes, with the
+            remedy of their `DerivedTensor`.
+        unsupported_dtypes: Dtypes by name of tensors whose dtype is not supported for parameters.
         dtypes: Number of tensors by dtype.
-        suggestions: Unexpected tensor that may be a missing parameter: it has the same shape, and
-            one part of its name is spelled differently.
+        suggestions: Maps a missing parameter to an unexpected tensor that may contain it. The
+            tensor has the same shape, and its name is a different spelling of the expected name.
     """
 
     missing: list[ParamPath] = dataclasses.field(default_factory=list)
@@ -206,19 +219,22 @@ class WeightMap:
 
     Args:
         shapes: Shape of each parameter by path.
-        prefix: Name of the base model, with which names in checkpoints may start.
-        aliases: Maps other PyTorch names of tied tensors to the name that is used.
-        fallbacks: Maps PyTorch names to the names to read, in order, if a checkpoint lacks them.
-        ignored: Regular expressions of PyTorch names without a parameter.
+        prefix: Name of the base model, such as ``bert``. Names in checkpoints may start with it.
+        aliases: Maps alternative PyTorch names of tied tensors to the name that hfseq uses.
+        fallbacks: Maps a PyTorch name to the names that are tried, in order, if a checkpoint does
+            not contain it.
+        ignored: Regular expressions for PyTorch names that have no parameter in hfseq.
         templates: Pairs such as ``"block.{}.norm": "layers.{}.ln"`` that rename parameters to
             PyTorch names.
-        synonyms: Pairs such as ``"layers.{}": "encoder.layer.{}"`` that rename PyTorch names of
-            other versions to those that are written. They are applied in sequence.
+        synonyms: Pairs such as ``"layers.{}": "encoder.layer.{}"`` that rename PyTorch names in
+            checkpoints of other versions to the names that hfseq writes. The pairs are applied one
+            after the other.
         native_synonyms: Synonyms for files with Flax names.
-        stacked: Maps the path prefix of scanned layers to the paths of the single layers.
-        joined: Maps PyTorch's names of joined parameters to the tensors that files contain.
+        stacked: Maps the path prefix of scanned layers to the paths of the individual layers.
+        joined: Maps PyTorch names of joined parameters to the tensors that files contain instead.
         modules: Pairs such as ``"encoder.layer.{}": "layers.{}"`` that rename PyTorch names in
-            files to those of PyTorch's modules in memory. They are applied in sequence.
+            files to the names in a PyTorch model in memory. The pairs are applied one after the
+            other.
     """
 
     def __init__(
@@ -250,16 +266,18 @@ class WeightMap:
             for part in self._parts(slot)
         ]
         names = {slot.name for slot in self.slots}
-        if self.joined:  # rules may refer to the joined parameter
+        if self.joined:  # aliases and fallbacks may use the name of the joined parameter
             names = names | {self.torch_name(path) for path in self.shapes}
         self._torch_names, self._flax_names = names, {slot.flax_name for slot in self.slots}
-        # The tied tensor may have the prefix of a base model, and aliases may be of other heads.
+        # `resolve_name` adds or removes the prefix of the base model. Aliases of heads that this
+        # model lacks are dropped.
         self.aliases = {
             alias: self.resolve_name(name)
             for alias, name in (aliases or {}).items()
             if self.has_parameter(name) and not self.has_parameter(alias)
         }
-        # PyTorch adds the bias of an untied projection (`decoder.bias`): this alias is saved too.
+        # If the output projection of the head is not tied, PyTorch uses the projection's own bias
+        # (`decoder.bias`), so this alias is saved as well.
         self._live = {
             a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
         }
@@ -269,7 +287,7 @@ class WeightMap:
     ) -> list[Slot]:
         for head, layers in stacked.items():
             if path[: len(head)] == head:
-                # A variable that only the first layer has is stacked over one layer.
+                # A parameter that only the first layer has is stacked with a layer axis of size 1.
                 paths = [(*p, *path[len(head) :]) for p in layers[: self.shapes[path][0]]]
                 ndim = len(self.shapes[path]) - 1
                 return [
@@ -279,7 +297,7 @@ class WeightMap:
         return [Slot(path, self.torch_name(path), torch_axes(path, len(self.shapes[path])), path)]
 
     def _parts(self, slot: Slot) -> list[Slot]:
-        """Returns the slots of the stored tensors of a joined parameter, or the slot itself."""
+        """Returns ``[slot]``, or for a joined parameter one slot per stored tensor."""
         patterns = {re.compile(rf"(?<![^.]){re.escape(n)}$"): j for n, j in self.joined.items()}
         pattern = next((pattern for pattern in patterns if pattern.search(slot.name)), None)
         if pattern is None:
@@ -320,7 +338,7 @@ class WeightMap:
         )
 
     def module_name(self, name: str) -> str:
-        """Returns the name in memory, as adapters use it, of a PyTorch name in files."""
+        """Converts a PyTorch name in files to the name in memory, which adapters use."""
         for pattern, replacement in self._modules:
             name = pattern.sub(replacement, name, count=1)
         return name
@@ -334,19 +352,20 @@ class WeightMap:
         )
 
     def is_alias(self, name: str) -> bool:
-        """Returns whether a name of a checkpoint is that of a tied copy of a parameter."""
+        """Returns whether a name in a checkpoint belongs to a tied copy of a parameter."""
         return any(n in self.aliases for n in self._with_prefix(self.apply_synonyms(name)))
 
     def tied_name(self, name: str) -> str:
-        """Returns the name of the parameter that a PyTorch name belongs to, also for aliases."""
+        """Returns the PyTorch name of the parameter that a name or alias belongs to."""
         forms = self._with_prefix(self.apply_synonyms(name))
         alias = next((n for n in forms if n in self.aliases), None)
         return self.resolve_name(name) if alias is None else self.aliases[alias]
 
     def expand_ties(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Adds the tensors of parameters that a checkpoint stores as the tensor they are tied to.
+        """Adds an entry for each parameter that the checkpoint only stores under a fallback name.
 
-        This matters for models that untie the tensors of a tied checkpoint.
+        In a checkpoint with tied tensors, this is the name of the tensor that the parameter is tied
+        to. A model that does not tie the two tensors needs both entries.
         """
         names = {self.resolve_name(name) for name in tensors}
         absent = [name for name in self.fallbacks if name in self._torch_names - names]
@@ -358,7 +377,7 @@ class WeightMap:
         return {**tensors, **found}
 
     def has_parameter(self, name: str) -> bool:
-        """Returns whether a PyTorch name is that of a parameter, not only an alias of one."""
+        """Returns whether a PyTorch name belongs to a parameter itself, not to an alias of one."""
         return self.resolve_name(name) in self._torch_names
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
@@ -443,7 +462,7 @@ class WeightMap:
         The tensor is read from the first name. The others are copies of it.
         """
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
-        # PyTorch adds the bias of the projection, `decoder.bias`, not that of the head.
+        # PyTorch uses the bias of the output projection (`decoder.bias`), not that of the head.
         biases = [alias for alias in aliases if alias.endswith(".bias")]
         names_of_slot = [*biases, slot.name, *aliases]
         fallbacks = list(self.fallbacks.get(slot.name, ()))
@@ -475,7 +494,7 @@ class WeightMap:
         return any(re.search(pattern, name) for pattern in self.ignored)
 
     def _is_copy(self, name: str) -> bool:
-        """Returns whether an unused name is that of a copy of a tied tensor."""
+        """Returns whether a name that is not read belongs to a copy of a tied tensor."""
         biases = (other for alias, other in self.aliases.items() if alias.endswith(".bias"))
         copies = (*self.aliases, *biases)
         return any(copy in self._with_prefix(name) for copy in copies)
@@ -556,7 +575,10 @@ class WeightMap:
     def _read_parts(
         self, slots: Sequence[Slot], tensors: Mapping[Slot, Tensor], index: Index, native: bool
     ) -> np.ndarray:
-        """Reads a parameter of one layer. Of a joined one, only the parts that `index` needs."""
+        """Reads a parameter of one layer.
+
+        For a joined parameter, only the parts that `index` selects are read from its tensors.
+        """
         if native or not slots[0].part:
             return _read(slots[0], tensors[slots[0]], index, native)
         shape = self._expected(slots[0], native=True)
@@ -593,7 +615,10 @@ def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
 
 
 def same_values(first: Tensor, second: Tensor, rows: int = 1024) -> bool:
-    """Returns whether two tensors are equal. Stops reading at the first difference."""
+    """Returns whether two tensors are equal.
+
+    Reads ``rows`` entries of the first axis at a time, and stops at the first difference.
+    """
     if first.shape != second.shape:
         return False
     if not first.shape:
@@ -616,12 +641,12 @@ def different_copies(
     that tensor, with its first alias in the file.
 
     Args:
-        aliases: Maps PyTorch names of tied tensors to the name that is used.
+        aliases: Maps alternative PyTorch names of tied tensors to the name that hfseq uses.
         tensors: The tensors of the file by PyTorch name, or by Flax path.
         prefix: Prefix of the base model, which names in files may lack.
 
     Returns:
-        The name in the file that each of these aliases differs from.
+        Maps each of these aliases to the name of the tensor that it was compared with.
     """
 
     def find(name: str, leaf: str) -> str | None:
@@ -654,15 +679,17 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def torch_axes(path: ParamPath, ndim: int) -> tuple[int, ...] | None:
-    """Returns the axes of the PyTorch tensor in the order of the parameter, or `None` if equal.
+    """Returns the permutation that transposes a PyTorch tensor to a parameter, or `None`.
 
-    A kernel is `(in, out)` or `(taps, ..., in, out)`, and `(out, in, taps, ...)` in PyTorch.
+    The kernel of a linear layer has the shape `(in, out)`, and that of a convolution
+    `(*kernel_size, in, out)`. The PyTorch tensors have the shapes `(out, in)` and
+    `(out, in, *kernel_size)`. Other parameters are not transposed.
     """
     return (*range(2, ndim), 1, 0) if path[-1] == "kernel" and ndim >= 2 else None
 
 
 def _in_torch(entries: tuple[Entry, ...], axes: tuple[int, ...] | None) -> tuple[Entry, ...]:
-    """Reorders one entry per parameter axis to the order of the PyTorch axes."""
+    """Reorders a tuple with one entry per parameter axis to the order of the PyTorch axes."""
     return tuple(entries[axis] for axis in np.argsort(axes)) if axes else entries
 
 
@@ -677,16 +704,16 @@ def _template(pattern_name: str, replacement_name: str) -> tuple[re.Pattern[str]
 def check_report(
     report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool
 ) -> None:
-    """Raises an error that lists all tensors with an unsupported dtype or another shape.
+    """Raises an error that lists the tensors of a checkpoint that the model cannot use.
 
     Args:
         report: The report of `WeightMap.match`.
         source: The weight file, for the message.
         class_name: The model class, for the message.
-        ignore_mismatched: Whether other shapes are allowed.
+        ignore_mismatched: Whether tensors with a different shape are allowed.
 
     Raises:
-        WeightsError: Tensors do not match.
+        WeightsError: Tensors have conflicting values, an unsupported dtype or a different shape.
     """
     if report.conflicts:
         raise WeightsError(
@@ -719,7 +746,7 @@ def check_report(
 def different_derived(
     derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str
 ) -> dict[str, str | None]:
-    """Returns the derived tensors that a checkpoint contains with other values.
+    """Returns the derived tensors whose values in a checkpoint differ from the expected values.
 
     Args:
         derived: The derived tensors by PyTorch name.
@@ -727,7 +754,8 @@ def different_derived(
         prefix: The prefix of the base model.
 
     Returns:
-        The remedies by name. Tensors without an effect on PyTorch's outputs are left out.
+        The remedy of each such tensor, by name. Tensors that do not affect PyTorch's outputs are
+        omitted.
     """
     by_name = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
     different = {}
@@ -739,14 +767,15 @@ def different_derived(
 
 
 def check_derived(report: LoadReport, source: str) -> None:
-    """Raises an error that lists derived tensors of a checkpoint with other values.
+    """Raises an error if derived tensors in a checkpoint have unexpected values.
 
     Args:
         report: The report of `FlaxPreTrainedModel.match_tensors`.
         source: The weight file, for the message.
 
     Raises:
-        WeightsError: A tensor with a remedy has other values.
+        WeightsError: The report contains such a tensor, and its `DerivedTensor` has a remedy. The
+            message lists all of these tensors with their remedies.
     """
     by_remedy: dict[str, list[str]] = {}
     for name, remedy in report.derived.items():
@@ -764,21 +793,27 @@ def check_derived(report: LoadReport, source: str) -> None:
         )
 
 
-def describe_missing(report: LoadReport) -> str:
-    """Lists the missing parameters, one per line, with the name that may be meant."""
+def describe_missing(report: LoadReport, names: Mapping[ParamPath, str] | None = None) -> str:
+    """Lists the missing parameters, one per line, with suggestions of similar names.
+
+    Args:
+        report: The report of `WeightMap.match`.
+        names: Names of parameters in the checkpoint, by path. Default: the paths.
+    """
     suggestions = {p: f"; did you mean '{name}'?" for p, name in report.suggestions.items()}
     return "\n".join(
-        f"  {'.'.join(path)}{suggestions.get(path, '')}"
+        f"  {(names or {}).get(path, '.'.join(path))}{suggestions.get(path, '')}"
         for path in report.missing
         if path not in report.reinitialized
     )
 
 
 def _respelled(name: str, other: str) -> bool:
-    """Returns whether two names differ in a prefix, or in the spelling of one part.
+    """Returns whether two names only differ in a prefix, or in the spelling of one component.
 
-    The parts of different heads, such as those of ELECTRA's generator and discriminator, are less
-    similar than two spellings.
+    Different components count as two spellings if they are sufficiently similar. The thresholds
+    distinguish spellings from the names of different heads, such as those of ELECTRA's generator
+    and discriminator.
     """
     parts, other_parts = name.split("."), other.split(".")
     if len(parts) != len(other_parts):
@@ -788,5 +823,5 @@ def _respelled(name: str, other: str) -> bool:
         return False
     spelling, other_spelling = (part.lower().replace("_", "") for part in changed[0])
     similarity = difflib.SequenceMatcher(None, spelling, other_spelling).ratio()
-    # The last parts are of one module, so they may differ more.
+    # If only the last components differ, both are in the same module, so less similarity suffices.
     return similarity >= (0.6 if parts[:-1] == other_parts[:-1] else 0.87)

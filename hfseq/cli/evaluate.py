@@ -11,7 +11,14 @@ from typing import Any
 from hfseq.cli import flags
 from hfseq.cli.models import prepare_devices
 from hfseq.cli.text import add_json
-from hfseq.errors import DataError, HfseqError, UsageError, first_line, write_atomically
+from hfseq.errors import (
+    DataError,
+    HfseqError,
+    UsageError,
+    first_line,
+    optional_import,
+    write_atomically,
+)
 
 EXAMPLES = """hfseq evaluate my-gpt2 --tasks lambada_openai,hellaswag --limit 100
 hfseq evaluate my-adapter --task riddles --include_path my-tasks --num_fewshot 3
@@ -19,7 +26,7 @@ hfseq evaluate my-chat --tasks gsm8k --apply_chat_template --output_file gsm8k.j
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``hfseq evaluate``, which are named as in the harness."""
+    """Adds the flags of ``hfseq evaluate``, which have the same names as in the harness."""
     parser.add_argument("model", metavar="DIR", help="Directory or Hub name of a causal LM.")
     group = parser.add_argument_group("tasks")
     group.add_argument(
@@ -80,15 +87,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         problems.append(f"--output_file {arguments.output_file}: the directory does not exist")
     if problems:
         raise UsageError("; ".join(problems))
-    try:
+    with optional_import("hfseq evaluate", "lm_eval", "hfseq[eval]"):
         import lm_eval
         from lm_eval.utils import handle_non_serializable, make_table
 
         import hfseq.pipelines.lm_eval  # noqa: F401  # registers the model
-    except ImportError as error:
-        raise UsageError(
-            f'hfseq evaluate requires lm-eval: pip install "hfseq[eval]" ({error})'
-        ) from None
     manager, tasks = find_tasks(arguments.tasks, arguments.include_path)
     prepare_devices(arguments)
     limit = arguments.limit
@@ -130,8 +133,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 def find_tasks(names: list[str], include_path: str | None) -> tuple[Any, list[str]]:
     """Resolves task names.
 
-    Listing the thousands of tasks of the harness takes seconds, so it is skipped if
-    ``include_path`` and the files define all requested tasks.
+    Listing the thousands of tasks of the harness takes seconds. This is therefore skipped if
+    ``include_path`` and the files in ``names`` define all requested tasks.
 
     Args:
         names: Tasks, groups, tags, patterns or files.
@@ -141,7 +144,7 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[Any, list[st
         A ``TaskManager``, and the names and file paths of the tasks.
 
     Raises:
-        UsageError: A name does not match a task. The message has similar names.
+        UsageError: A name does not match any task. The message contains similar names.
     """
     from lm_eval.tasks import TaskManager
 

@@ -1,7 +1,7 @@
-"""Flags that several commands have.
+"""Flags that several commands share.
 
-Each of them has one definition here: the same name, type, check and meaning in every command. A
-command selects its flags and their defaults.
+Each flag is defined once, so that it has the same name, type, check and meaning in all commands. A
+command selects its flags and their default values.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ FLAGS: dict[str, dict[str, Any]] = {
     "seed": {**_INTEGER, "default": 0, "help": "Random seed."},
 }
 
-#: The same for options of generation, which are fields of ``GenerationConfig``.
+#: Arguments of ``add_argument`` for the flags that are fields of ``GenerationConfig``.
 GENERATION_FLAGS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {**_COUNT, "help": "Maximum number of generated tokens per output."},
     "min_new_tokens": {**_INTEGER, "help": "Minimum number of generated tokens per output."},
-    "num_beams": {**_COUNT, "help": "Number of beams; 1 decodes greedily or samples."},
-    "num_return_sequences": {**_COUNT, "help": "Number of samples, or of best beams, per input."},
+    "num_beams": {**_COUNT, "help": "Number of beams; 1 disables beam search."},
+    "num_return_sequences": {
+        **_COUNT,
+        "help": "Number of outputs per input: samples, or the best beams.",
+    },
     "temperature": {
         **_NUMBER,
         "help": "Sampling temperature; values below 1 favor likely tokens.",
@@ -76,7 +79,7 @@ GENERATION_FLAGS: dict[str, dict[str, Any]] = {
         "help": "Minimum probability of a sampled token relative to the most likely token.",
     },
     "typical_p": {**_NUMBER, "help": "Probability mass of locally typical sampling."},
-    "repetition_penalty": {**_NUMBER, "help": "Penalty for repeated tokens; 1 is no penalty."},
+    "repetition_penalty": {**_NUMBER, "help": "Penalty for repeated tokens; 1 disables it."},
     "no_repeat_ngram_size": {**_INTEGER, "help": "Size of n-grams that may occur only once."},
     "length_penalty": {
         **_NUMBER,
@@ -102,10 +105,10 @@ def add_flag(
     Args:
         group: The parser or group.
         name: Name of the flag.
-        default: Default of this command, if it is not that of the definition.
-        default_text: Description of the default for the help, if it is not a value.
-        help_text: More specific help of this command. The meaning must be the same.
-        aliases: Earlier spellings of this command, which help does not show.
+        default: Default value in this command. If omitted, the default in `FLAGS` is used.
+        default_text: Description of the default in the help, for a flag without a default value.
+        help_text: More specific help for this command. The meaning of the flag must be the same.
+        aliases: Earlier spellings of the flag in this command, which help does not show.
     """
     _add(group, name, FLAGS[name], default, default_text, help_text, aliases)
 
@@ -162,7 +165,7 @@ def add_output_flags(
 
     Args:
         group: The group.
-        json_text: What ``--json`` writes.
+        json_text: Help text of ``--json``.
         output_file: More specific help for ``--output_file``.
     """
     add_flag(group, "output_file", default_text="standard output", help_text=output_file)

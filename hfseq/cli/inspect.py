@@ -34,7 +34,7 @@ PLAIN_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.
 
 FP8 = "fp8_params.safetensors"
 
-#: Names of token embedding tables in PyTorch and Flax checkpoints.
+#: Matches the names of token embedding matrices in PyTorch and Flax checkpoints.
 EMBEDDINGS = re.compile(
     r"(^|\.)(word_embeddings|wte|shared|embed_tokens|token_embedding)\.(weight|embedding)$"
 )
@@ -202,7 +202,7 @@ def inspect_checkpoint(
 
 
 class Checkpoint:
-    """The files, config.json and headers of an inspected checkpoint, and the problems so far."""
+    """The files, config.json and headers of an inspected checkpoint, and its problems so far."""
 
     def __init__(self, name: str) -> None:
         from hfseq.checkpoints import headers
@@ -257,7 +257,7 @@ class Checkpoint:
         if native is not None:  # without importing Transformers, which is slow
             package = importlib.util.find_spec("transformers")
             folders = (package.submodule_search_locations or []) if package else []
-            # The model types of a family share its folder.
+            # Several model types of a family may share one folder in Transformers.
             modules = {
                 re.sub(r"\W", "_", str(stored_type)),
                 *([stored_spec.plugin] if stored_spec else ()),
@@ -334,9 +334,9 @@ class Checkpoint:
         _, report = model.match_tensors(
             tensors, native=self.weights.native, compare=self.folder is not None
         )
-        self.problems += describe_mismatches(model, report)
-        # PyTorch names that are not stored because they are tied to another tensor. The aliases
-        # include the heads of all classes of a family.
+        self.problems += describe_mismatches(model, report, self.weights.native)
+        # Names of PyTorch tensors that are not stored because they are tied to another tensor.
+        # `aliases` also contains the heads of other classes of the family, which are skipped.
         tied = {
             alias: name
             for alias, name in model.file_map.aliases.items()
@@ -372,7 +372,7 @@ class Checkpoint:
 
 
 def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_name) -> list[str]:
-    """Returns the class that loads each head: an Auto class, or the model class if none exists."""
+    """Returns the class that loads each head: the Auto class, or the model class without one."""
     return [
         f"Flax{auto(task)}" if task in TASKS else target_name(target)
         for task, target in spec.heads.items()
@@ -380,9 +380,9 @@ def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_nam
 
 
 def _by_module(counts: dict[str, int], depth: int) -> dict[str, int]:
-    """Sums counts by the first ``depth`` components of the names.
+    """Sums counts by module, which is the first ``depth`` components of a name.
 
-    Modules with more than half of the total are divided by two components.
+    A module with more than half of the total is divided further, by the first two components.
     """
     groups: dict[str, dict[str, int]] = {}
     for name, count in counts.items():

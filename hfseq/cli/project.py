@@ -33,7 +33,9 @@ def add_env(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq env``."""
     add_json(parser)
     no_devices = parser.add_argument(
-        "--no_devices", action="store_true", help="Do not list devices, which starts JAX."
+        "--no_devices",
+        action="store_true",
+        help="Do not list devices. Listing them requires starting JAX.",
     )
     add_hidden_alias(parser, "--no-devices", no_devices)
 
@@ -175,8 +177,13 @@ def run_new(arguments: argparse.Namespace) -> int:
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``hfseq push``, which are named as in the training scripts."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="Complete output directory.")
+    """Adds the flags of ``hfseq push``, which have the same names as in the training scripts."""
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        type=Path,
+        help="Model directory, for example the output directory of a run.",
+    )
     parser.add_argument(
         "--hub_model_id",
         metavar="ID",

@@ -1,8 +1,8 @@
 """Command-line interface of ``hfseq prove``: compares other programs with hfseq.
 
 Each installed program opens the model directory in a separate process
-(:mod:`hfseq.cli.consumers`), so that hfseq does not import it. Its outputs for the same inputs are
-compared with those of hfseq.
+(:mod:`hfseq.cli.consumers`), so that hfseq does not import the program. The outputs of the program
+and of hfseq for the same inputs are then compared.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ TOLERANCE = 1e-4
 #: Causes of known differences and their workarounds, by consumer and model type.
 KNOWN_DIFFERENCES = {
     **{
-        ("ctranslate2", kind): "CTranslate2 4.8 reads config.rope_theta, which Transformers 5 "
-        "lacks, and falls back to 10000: convert with Transformers 4"
+        ("ctranslate2", kind): "CTranslate2 4.8 reads config.rope_theta, which configurations in "
+        "Transformers 5 lack, and falls back to 10000: convert with Transformers 4"
         for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
     },
 }
@@ -63,7 +63,8 @@ def add_prove(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="Additional interpreter whose Transformers opens the model (repeatable).",
+        help="Additional Python interpreter. Its version of Transformers also opens the model "
+        "(repeatable).",
     )
     parser.add_argument(
         "--only",
@@ -120,7 +121,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
 def prove(
     folder: str, names: tuple[str, ...], pythons: list[str], timeout: float
 ) -> dict[str, Any]:
-    """Compares the outputs of consumers with those of hfseq.
+    """Compares the outputs of other programs ("consumers") with those of hfseq.
 
     Args:
         folder: Directory of the saved model or adapter.
@@ -219,7 +220,10 @@ def load_model(folder: str) -> FlaxPreTrainedModel:
 
 
 def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
-    """Returns random inputs of two rows. The second row is padded unless the model is a decoder."""
+    """Returns a batch of two random examples.
+
+    The text of the second example is padded unless the model is a decoder.
+    """
     import numpy as np
 
     random, config = np.random.default_rng(0), model.config

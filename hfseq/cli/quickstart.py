@@ -95,15 +95,16 @@ def add_quickstart(parser: argparse.ArgumentParser) -> None:
     )
     add_json(
         parser,
-        "Print the JSON output of each command as an object: tokenizer, train, fill-mask. "
-        "Everything else is printed on the standard error output.",
+        "Print a JSON object with the output of each command under the keys tokenizer, train and "
+        "fill-mask. All other output goes to standard error.",
     )
 
 
 def run_quickstart(arguments: argparse.Namespace) -> int:
     """Writes a corpus, trains a tokenizer and a model, and fills masks.
 
-    Each step is a command in a separate process, which is printed and can be copied.
+    Each step after the corpus runs an hfseq command in a separate process. The command line is
+    printed, so that users can copy it.
     """
     if not arguments.json:
         return _run_steps(arguments, None)
@@ -120,8 +121,8 @@ def _run_steps(arguments: argparse.Namespace, result: dict[str, Any] | None) -> 
 
     Args:
         arguments: The flags.
-        result: Receives the JSON output of each command, by its name. `None`: the commands print
-            texts.
+        result: Dictionary that receives the JSON output of each command, by command name. If
+            `None`, the commands print text instead.
     """
     folder = Path(arguments.output_dir)
     corpus, tokenizer, model = folder / "corpus.jsonl", folder / "tokenizer", folder / "model"
@@ -169,8 +170,10 @@ def _run_steps(arguments: argparse.Namespace, result: dict[str, Any] | None) -> 
         if result is not None:
             result[command[0]] = json.loads(process.stdout)
     announce(f"Done. The model is in {model}, with a model card and learning_curve.png")
-    print(f"Its curves: pip install tensorboard && tensorboard --logdir {model}/runs")
-    print(f'Your own sentences: hfseq fill-mask {model} "Raises an <mask> if the key is missing."')
+    print(f"View its curves: pip install tensorboard && tensorboard --logdir {model}/runs")
+    print(
+        f'Try your own sentences: hfseq fill-mask {model} "Raises an <mask> if the key is missing."'
+    )
     return 0
 
 

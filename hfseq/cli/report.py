@@ -33,7 +33,7 @@ hfseq compare runs/* --x tokens --plot wide.png
 hfseq compare runs/base runs/wide --metric eval_accuracy
 hfseq compare runs/* --json | jq .different_flags"""
 
-#: Number of evaluations in the report, the most recent ones.
+#: Maximum number of evaluations in the report, which shows the most recent ones.
 EVALUATIONS = 6
 
 COLOURS = {"running": "blue", "finished": "green", "stopped": "yellow", "ended": "bold"}
@@ -54,7 +54,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=10.0,
         metavar="SECONDS",
-        help="Refresh at this interval until the run is finished. Default interval: 10.",
+        help="Refresh the report at this interval until the run is finished. Without a value, the "
+        "interval is 10 seconds.",
     )
     add_json(parser)
 
@@ -208,7 +209,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def _comparison(comparison: Record) -> Iterator[str]:
     def shown(value: object) -> str:
-        """Formats the value of a flag, without the middle of a long one."""
+        """Formats the value of a flag. In long values, an ellipsis replaces the middle."""
         if value is None or value == []:
             return "-"
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -32,7 +32,7 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
     group = parser.add_argument_group("input and output")
     flags.add_flag(group, "input_file", help_text=input_help)
     flags.add_output_flags(
-        group, "Write a JSON object with the input and the pipeline's output per line."
+        group, "Write one JSON object per line, with the input and the pipeline's output."
     )
     if long_lines:
         group.add_argument(
@@ -46,8 +46,9 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="Write an empty line for an invalid input and exit with code 1 (report) or 0 (skip), "
-        "replace invalid UTF-8 by U+FFFD (replace), or stop. Default: report.",
+        help="How to handle an invalid input. report and skip write an empty line, and exit with "
+        "code 1 (report) or 0 (skip). replace processes lines with invalid UTF-8, which it "
+        "replaces by U+FFFD. stop exits at the first invalid input. Default: report.",
     )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
@@ -151,7 +152,12 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     models.add_int_flags(
         group,
         ("max_answer_len", 30, "Maximum answer length in tokens. Default: 30."),
-        ("max_seq_len", None, "Maximum tokens of question and context. Default: 384 at most."),
+        (
+            "max_seq_len",
+            None,
+            "Maximum tokens of a question and a window of its context. Default: 384, or the "
+            "model's maximum if that is lower.",
+        ),
         ("doc_stride", None, "Overlap of the windows of a long context in tokens. Default: 128."),
     )
     group.add_argument(
@@ -226,7 +232,8 @@ def add_tag(parser: argparse.ArgumentParser) -> None:
         "--stride",
         type=int,
         metavar="N",
-        help="Overlap of the windows of long texts in tokens. Default: see --long_lines.",
+        help="Read long texts in windows that overlap by this many tokens. Default: handle long "
+        "texts according to --long_lines.",
     )
     _add_lines(parser, TEXT_INPUT)
 
@@ -352,14 +359,20 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "--normalize", action="store_true", help="Normalize the vectors to length 1."
     )
     group.add_argument("--prompt", metavar="TEXT", help="Prompt before each text. Default: none.")
-    group.add_argument("--prompt_name", metavar="NAME", help="Name of a prompt of the model.")
-    models.add_int_flags(group, ("truncate_dim", None, "Number of features. Default: all."))
+    group.add_argument(
+        "--prompt_name",
+        metavar="NAME",
+        help="Use the prompt with this name in the model's sentence-transformers files.",
+    )
+    models.add_int_flags(
+        group, ("truncate_dim", None, "Number of features to keep per vector. Default: all.")
+    )
     group = parser.add_argument_group("input and output")
     flags.add_flag(group, "input_file", help_text=TEXT_INPUT)
     flags.add_output_flags(
         group,
-        "Write a JSON object with the text and its vector per line, not the vector alone.",
-        "Output file: FILE.npy for a float32 array (texts, features), or JSON lines.",
+        "Write a JSON object with the text and its vector per line, instead of only the vector.",
+        "Output file. FILE.npy becomes a float32 array (texts, features), other files JSON lines.",
     )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 

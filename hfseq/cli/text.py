@@ -111,7 +111,8 @@ def print_json(value: object, *, one_line: bool = False, texts: bool = False) ->
     print(json.dumps(value, indent=None if one_line else 2, ensure_ascii=not texts), flush=True)
 
 
-#: Bits of the dots of a Braille cell by row and column, and the code point of the empty cell.
+#: A Braille character has 4 x 2 dots. `_DOTS` contains the bit of each dot, by row and column, and
+#: `_BLANK` is the code point of the character without dots.
 _DOTS, _BLANK = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)), 0x2800
 
 
@@ -154,9 +155,9 @@ def draw_curve(points: Sequence[tuple[float, float]], columns: int, rows: int = 
 
 
 def _dots(points: Sequence[tuple[float, float]], across: int, down: int) -> list[list[bool]]:
-    """Returns which dots are set, from top to bottom.
+    """Returns the rows of dots of a curve, from top to bottom, as booleans.
 
-    Each column has the mean of its values and is connected to the previous column.
+    Each column shows the mean of its values. A line connects it to the previous column.
     """
     # Normalize first: sums and differences of values near the float limit are infinite.
     xs, ys = ([v / (max(map(abs, axis)) or 1) for v in axis] for axis in zip(*points, strict=True))
@@ -176,7 +177,7 @@ def _dots(points: Sequence[tuple[float, float]], across: int, down: int) -> list
             share = 1.0 if column == previous else (x - previous) / (column - previous)
             y = heights[previous] + share * (heights[column] - heights[previous])
             dots[down - 1 - round(y)][x] = True
-        if column - previous <= 1:  # a steep step leaves a gap
+        if column - previous <= 1:  # fill the gap that a steep step leaves
             for y in range(*sorted((heights[previous], heights[column]))):
                 dots[down - 1 - y][column] = True
     return dots

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str], plugin_files: Sequence[str] = (), debug: bool
 
 
 def _add_plugins(flags: Sequence[str], plugin_files: Sequence[str]) -> list[str]:
-    """Returns flags whose ``--plugin`` also has the given files."""
+    """Returns the flags with ``plugin_files`` added to the values of ``--plugin``."""
     flags = list(flags)
     if "--plugin" in flags:
         position = flags.index("--plugin") + 1
@@ -62,9 +62,9 @@ def _list_or_help(words: Sequence[str], plugin_files: Sequence[str]) -> int:
     parser.add_argument(
         "--plugin", nargs="+", default=[], metavar="FILE", help="Plugin files to load."
     )
-    parsed = parser.parse_args(words)
+    parsed, other_words = parser.parse_known_args(words)
     registered = plugins.load(extra=[*plugin_files, *parsed.plugin]).objectives
-    if not parsed.list:
+    if not parsed.list or other_words:
         raise UsageError(
             f"no objective: use hfseq train OBJECTIVE, one of {', '.join(registered)} "
             "(hfseq train --list describes them)"

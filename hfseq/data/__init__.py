@@ -1,4 +1,4 @@
-"""Data pipeline: sources, tokenization, packing, batches addressed by step, and prefetching.
+"""The data pipeline: sources, tokenization, packing, and batches computed from step numbers.
 
 The modules of this package do not import jax. They import transformers, datasets and tokenizers
 inside of functions.

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 def option(default: Value, help: str) -> Value:
-    """Returns a dataclass field with the text that `--help` shows for it."""
+    """Returns a dataclass field with a default value and a help text for `--help`."""
     if isinstance(default, list):
         return field(default_factory=lambda: copy.copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -35,13 +35,13 @@ def option(default: Value, help: str) -> Value:
 
 @dataclass(frozen=True)
 class AllowedValues:
-    """Values that a flag accepts, e.g. `Annotated[int, AllowedValues("…", minimum=1)]`.
+    """Range of values that a flag accepts, e.g. `Annotated[int, AllowedValues("…", minimum=1)]`.
 
-    The bounds belong to the annotation because `HfArgumentParser` passes the metadata of a field to
-    argparse. NaN is never allowed.
+    The range is part of the type annotation instead of the field's metadata, because
+    `HfArgumentParser` passes the metadata on to argparse. NaN is never allowed.
 
     Attributes:
-        description: The values that an error message names as valid.
+        description: Description of the allowed values for error messages.
         minimum: Smallest allowed value.
         maximum: Largest allowed value.
         above: Exclusive lower bound.
@@ -75,10 +75,10 @@ SmoothingFactor = Annotated[
 
 @dataclass
 class CheckedArguments:
-    """Flags that are validated on construction.
+    """Base class of flags that are validated on construction.
 
-    Each field's annotation lists its allowed words (`Literal`) or its range (`AllowedValues`).
-    Subclasses check combinations of flags in `problems`.
+    The annotation of a field can restrict its values to a list of words (`Literal`) or to a range
+    (`AllowedValues`). Subclasses check combinations of flags in `problems`.
 
     Raises:
         UsageError: One or more values are not allowed. The message lists all of them.
@@ -107,9 +107,10 @@ class CheckedArguments:
     @classmethod
     @functools.cache
     def _rules(cls) -> list[tuple[str, tuple[str, ...], AllowedValues]]:
-        """Returns `(name, words, allowed values)` of each restricted flag.
+        """Returns `(name, words, allowed values)` for each flag whose values are restricted.
 
-        `words` is empty for numbers. The fields of the class itself precede inherited ones.
+        `words` is empty for numbers. The fields that the class itself declares come first, followed
+        by inherited fields.
         """
         own_annotations = inspect.get_annotations(cls)
         hints = get_type_hints(cls, include_extras=True)
@@ -118,7 +119,7 @@ class CheckedArguments:
             words: tuple[str, ...] = ()
             allowed = None
             parts = [hints[name]]
-            for part in parts:  # the list grows: Annotated[…] | None, and Literal in Annotated
+            for part in parts:  # nested types are appended, e.g. of Annotated[…] | None
                 if get_origin(part) is Literal:
                     words = get_args(part)
                 elif get_origin(part) is Annotated:
@@ -157,7 +158,7 @@ class TextArguments(CheckedArguments):
     Names and defaults are those of the Transformers 4 scripts.
     """
 
-    #: What messages call the examples of a split.
+    #: Plural noun for the examples of a split, for messages.
     unit = "text"
     #: Defaults of training flags that differ for this objective.
     defaults: ClassVar[Mapping[str, float]] = {}
@@ -208,8 +209,8 @@ class TextArguments(CheckedArguments):
     )
     pad_to_max_length: bool = option(
         False,
-        "Pad all rows to the maximum length to avoid recompilation (for plain text, with "
-        "--line_by_line).",
+        "Pad all rows to the maximum length to avoid recompilation. For plain text, this only has "
+        "an effect with --line_by_line.",
     )
     preprocessing_num_workers: PositiveInt | None = option(
         None, "Number of processes for tokenization."
@@ -228,7 +229,10 @@ class TextArguments(CheckedArguments):
         if per_document and self.sample_by == "raw":
             yield f"--sample_by raw reads the data as one text without documents: {remedy}"
         if per_document and has_arrays(self):
-            yield f"arrays (.npy, .npz) are memory-mapped, with one row per array: {remedy}"
+            yield (
+                "--streaming and --line_by_line do not support arrays (.npy, .npz), which are "
+                f"memory-mapped with one row per array: {remedy}"
+            )
         if self.dataset_name and self.train_file:
             yield "--dataset_name and --train_file are mutually exclusive: give only one of them"
         held_out = self.validation_split_percentage + getattr(self, "test_split_percentage", 0)
@@ -245,7 +249,7 @@ class TextArguments(CheckedArguments):
 
     @property
     def keep_blank(self) -> bool:
-        """Whether blank documents are part of the text."""
+        """Whether blank documents are kept as part of the text instead of being left out."""
         return False
 
     @property
@@ -262,14 +266,15 @@ def has_arrays(arguments: TextArguments) -> bool:
 
 
 REFERENCE_HELP = (
-    "Whole-word reference file for Chinese: one JSON list of token positions per document."
+    "Whole-word reference file for Chinese. Each line is a JSON list for one document, with the "
+    "positions of the tokens that continue a word."
 )
 UNUSED_HELP = (
     "Not supported. The Transformers 4 script accepts and ignores this flag; here it is an error."
 )
 CROSS_HELP = (
-    "Let attention and positions continue from one document of a row to the next, as in "
-    "Transformers 4."
+    "Treat a packed row as one sequence, as in Transformers 4: attention and position IDs continue "
+    "across document boundaries. By default, the documents of a row are independent."
 )
 SMOOTHING_HELP = (
     "Label smoothing: probability that is spread over all tokens except the target. 0 disables it."
@@ -277,13 +282,18 @@ SMOOTHING_HELP = (
 
 
 ROUGE_HELP = (
-    "Words for ROUGE: 'default' is the tokenizer of rouge-score, which only knows the letters a to "
-    "z and digits; 'unicode' knows the letters of all scripts."
+    "Word tokenizer for ROUGE. 'default' is the tokenizer of rouge-score, which ignores all "
+    "characters except the letters a to z and digits. 'unicode' supports the letters of all "
+    "scripts."
 )
 
 
 def test_percentage_option(unit: str) -> int:
-    """Returns the flag for the percentage of the data that is held out as test split."""
+    """Returns the flag for the percentage of the training data that is held out as test split.
+
+    Args:
+        unit: Plural noun for the examples, for the help text.
+    """
     return option(
         0,
         f"Percentage of the training {unit} to hold out for --do_predict when the data has no "
@@ -305,7 +315,7 @@ class DataArguments(TextArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Adds reference files in combination with streaming."""
+        """Also yields an error for reference files in combination with `--streaming`."""
         if self.streaming and (self.train_ref_file or self.validation_ref_file):
             yield (
                 "--streaming does not support reference files: drop --streaming, or "
@@ -323,14 +333,13 @@ class CausalArguments(TextArguments):
         None, f"Validation data: {FILES_HELP}; {ARRAYS_HELP}."
     )
     block_size: (
-        Annotated[
-            int, AllowedValues("at least 2 (a single token has nothing to predict)", minimum=2)
-        ]
+        Annotated[int, AllowedValues("at least 2 (a row of one token has no target)", minimum=2)]
         | None
     ) = option(
         None,
-        "Row length in tokens (the name of --max_seq_length in run_clm). Default: at most 1024 "
-        "for text, the image size for images.",
+        "Row length in tokens. Same as --max_seq_length, under the name that run_clm uses. "
+        "Default: the maximum that tokenizer and model support, at most 1024. For images, the "
+        "number of bytes per image.",
     )
     keep_linebreaks: bool = option(
         True, "Keep the line break at the end of each line of a .txt file."
@@ -339,17 +348,19 @@ class CausalArguments(TextArguments):
     append_eos: bool = option(False, "Append the tokenizer's end-of-text token to every document.")
     start_with_eos: bool = option(
         False,
-        "Use the end-of-text token as first input of a row and predict all of its tokens. "
-        "Without this flag the first token of a row is not predicted. Always on for images.",
+        "Start the inputs of each row with the end-of-text token, so that every token of the row "
+        "is predicted. Without this flag, the first token of a row is only an input. Always on "
+        "for images.",
     )
     word_perplexity: bool = option(
         False,
-        "Also evaluate the perplexity per word (whitespace-separated words, and line ends).",
+        "Also evaluate the perplexity per word. Words are separated by whitespace, and line ends "
+        "count as words (see --count_line_ends).",
     )
     count_line_ends: bool = option(
         True,
-        "Count line ends as words in --word_perplexity, as for WikiText. For PG-19 only words "
-        "count.",
+        "Count line ends as words in --word_perplexity, as is customary for WikiText. Disable it "
+        "for PG-19, where only words are counted.",
     )
     bits_per_byte: bool = option(
         False, "Also evaluate the bits per byte of the text. Always on for raw text and images."
@@ -369,7 +380,11 @@ class CausalArguments(TextArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Adds conflicting row lengths, and flags that require documents or complete text."""
+        """Also yields errors for conflicting row lengths and for flags that do not fit the data.
+
+        `--append_eos` requires documents. `--word_perplexity` and `--bits_per_byte` require the
+        complete text.
+        """
         block, length = self.block_size, self.max_seq_length
         if block and length and block != length:
             yield (
@@ -383,8 +398,9 @@ class CausalArguments(TextArguments):
             )
         if self.append_eos and (self.sample_by == "raw" or has_arrays(self)):
             yield (
-                "--append_eos ends each document, but --sample_by raw and arrays (.npy, .npz) "
-                "have no documents: drop the flag, or use text with --sample_by document"
+                "--append_eos appends a token to each document, but --sample_by raw and arrays "
+                "(.npy, .npz) have no documents: drop the flag, or use text with --sample_by "
+                "document"
             )
         yield from super().problems()
 
@@ -395,7 +411,11 @@ class CausalArguments(TextArguments):
 
     @property
     def keep_blank(self) -> bool:
-        """Whether blank lines are part of the text: with continuous text and line breaks."""
+        """Whether blank lines are kept as part of the text.
+
+        This is the case if `--cross_documents` makes the text continuous and `--keep_linebreaks`
+        keeps its line breaks.
+        """
         return self.cross_documents and self.keep_linebreaks
 
 
@@ -438,7 +458,8 @@ class GlueTask(NamedTuple):
         sentence_columns: Names of the text columns.
         labels: Class names, ordered by class id. Empty for regression.
         metrics: Metrics that the task reports.
-        parts: Suffixes of the validation and test splits, if there are several.
+        parts: Suffixes of the names of the validation and test splits, if the task has several
+            validation and test splits. Otherwise empty.
     """
 
     sentence_columns: tuple[str, ...]
@@ -474,7 +495,10 @@ TABLES_HELP = (
 )
 COLUMN_HELP = "a name, or a number (from 0)"
 HEADER_HELP = "Whether the first line of a .tsv or .csv file names the columns. Default: yes"
-QUOTING_HELP = 'Whether " quotes cells. Default: in .csv files, not in .tsv files.'
+QUOTING_HELP = (
+    'Whether cells can be enclosed in quotation marks ("). Default: yes for .csv files, no for '
+    ".tsv files."
+)
 METRICS = (
     *("accuracy", "f1", "f1_macro", "f1_micro"),
     *("matthews_correlation", "pearson", "spearmanr"),
@@ -483,16 +507,22 @@ METRICS = (
 
 @dataclass
 class ExampleArguments(TextArguments):
-    """Data flags of objectives with separate examples (tables, directories or datasets)."""
+    """Data flags of objectives whose data consists of separate examples instead of running text.
+
+    The examples come from tables, directories or datasets.
+    """
 
     unit = "examples"
-    #: How messages describe an example in relation to training rows.
+    #: Completes the sentence "every example is …" in an error message.
     row_description: ClassVar[str] = "a row"
-    #: Flags that name columns of a table, or contain its number in files without a header.
+    #: Flags that select a column of a table by its name, or by its number if it has no header.
     column_flags: ClassVar[tuple[str, ...]] = ()
 
     def problems(self) -> Iterator[str]:
-        """Adds several sources for one split, and flags that only apply to plain text."""
+        """Also yields errors for conflicting data sources and for flags for plain text.
+
+        Data sources conflict if several of them provide the same split.
+        """
         folders = [split for split in SPLITS if getattr(self, f"{split}_dir", None)]
         for split in folders:
             if getattr(self, f"{split}_file"):
@@ -504,19 +534,19 @@ class ExampleArguments(TextArguments):
             yield "--dataset_name and --train_dir are mutually exclusive: give only one of them"
         if self.streaming or self.line_by_line or self.sample_by != "line":
             yield (
-                "--streaming, --line_by_line and --sample_by apply to plain text; here every "
-                f"{self.unit.removesuffix('s')} is {self.row_description}: drop them"
+                "--streaming, --line_by_line and --sample_by apply to plain text only, but here "
+                f"every {self.unit.removesuffix('s')} is {self.row_description}: drop these flags"
             )
         yield from super().problems()
 
     @property
     def requested_columns(self) -> list[str]:
-        """The columns that flags name."""
+        """The columns that flags select, by name or number."""
         return [name for flag in self.column_flags if (name := getattr(self, flag))]
 
     @property
     def columns_by_number(self) -> bool:
-        """Whether a flag identifies a column by its number."""
+        """Whether a flag selects a column by its number."""
         return any(re.fullmatch(r"[0-9]{1,9}", name) for name in self.requested_columns)
 
 
@@ -528,13 +558,14 @@ class ClassificationArguments(ExampleArguments):
 
     task_name: str | None = option(
         None,
-        f"GLUE task: {', '.join(GLUE)}. The data comes from the Hub ({GLUE_DATASET}), or from "
-        "--train_file if its columns are those of the task.",
+        f"GLUE task: {', '.join(GLUE)}. The data is loaded from the Hub ({GLUE_DATASET}), or from "
+        "--train_file with the columns of the task.",
     )
     task_type: Literal["classification", "regression"] | None = option(
         None,
         "Whether to predict classes or numbers. Default: regression if the training labels are "
-        "numbers with a fractional part. Lists of labels are always a multi-label classification.",
+        "numbers with a fractional part, otherwise classification. If the labels are lists, the "
+        "task is always multi-label classification.",
     )
     train_file: list[str] | None = option(None, f"Training data: {TABLES_HELP}.")
     validation_file: list[str] | None = option(
@@ -603,7 +634,7 @@ class ClassificationArguments(ExampleArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Adds unknown tasks, and task types that contradict the task."""
+        """Also yields errors for unknown tasks and for task types that contradict the task."""
         task = GLUE.get(self.task_name or "")
         if self.task_name is not None and task is None:
             yield (
@@ -651,17 +682,18 @@ class TokenClassificationArguments(RecordArguments):
 
     task_name: str = option(
         "ner",
-        "Name of the tags. Tags are read from the column NAME_tags unless --label_column_name is "
-        "given.",
+        "Kind of tags, e.g. ner or pos, which determines the default column of the tags. See "
+        "--label_column_name.",
     )
     label_column_name: str | None = option(
         None,
-        "Column of the tags, one list per example. Default: NAME_tags, tags or labels, otherwise "
-        "the second column.",
+        "Column of the tags, with one list per example. Default: the column named after "
+        "--task_name (ner_tags for ner), tags or labels, otherwise the second column.",
     )
     label_all_tokens: bool = option(
         False,
-        "Label all tokens of a word instead of the first one only (B- becomes I- in later tokens).",
+        "Label all tokens of a word instead of its first token only. In later tokens of the word, "
+        "a B- tag becomes I-.",
     )
     return_entity_level_metrics: bool = option(
         False, "Also report the metrics of each entity type."
@@ -677,8 +709,8 @@ class QuestionAnsweringArguments(RecordArguments):
 
     doc_stride: PositiveInt | None = option(
         None,
-        "Number of tokens that consecutive windows of a long context share. Default: 128, at "
-        "most a third of a row.",
+        "Number of tokens that consecutive windows of a long context share. Default: 128, or a "
+        "third of the row length if that is smaller.",
     )
     version_2_with_negative: bool = option(
         False,
@@ -691,7 +723,9 @@ class QuestionAnsweringArguments(RecordArguments):
         "value (with --version_2_with_negative).",
     )
     n_best_size: PositiveInt = option(
-        20, "Number of start and end positions to combine, and of answers to keep."
+        20,
+        "Number of most probable start positions, and of end positions, that are combined into "
+        "answers. Also the number of answers to keep per question.",
     )
     max_answer_length: PositiveInt = option(30, "Maximum answer length in tokens.")
 
@@ -747,7 +781,7 @@ class ChatArguments(RecordArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Adds conflicting lengths."""
+        """Also yields an error if `--max_length` and `--max_seq_length` differ."""
         length, other_length = self.max_length, self.max_seq_length
         if length and other_length and length != other_length:
             yield (
@@ -775,12 +809,12 @@ class EmbeddingArguments(RecordArguments):
     scale: PositiveFloat = option(20.0, "Factor for the cosine similarities (1 / temperature).")
     matryoshka_dims: str | None = option(
         None,
-        "Comma-separated embedding dimensions, e.g. 384,128,64. Prefixes of these sizes are "
-        "trained to be embeddings as well (Matryoshka).",
+        "Comma-separated embedding dimensions, e.g. 384,128,64. The first 384, 128 and 64 "
+        "features of an embedding are each trained to be usable as an embedding (Matryoshka).",
     )
 
     def problems(self) -> Iterator[str]:
-        """Adds invalid Matryoshka dimensions."""
+        """Also yields an error for invalid Matryoshka dimensions."""
         try:
             wrong = min(self.dims, default=1) < 1
         except ValueError:
@@ -794,7 +828,7 @@ class EmbeddingArguments(RecordArguments):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The embedding dimensions to train as prefixes."""
+        """The values of `--matryoshka_dims`. Empty without the flag."""
         return tuple(map(int, self.matryoshka_dims.split(","))) if self.matryoshka_dims else ()
 
 
@@ -835,8 +869,8 @@ class ImageArguments(ExampleArguments):
     )
     image_size: PositiveInt | None = option(
         None,
-        "Height and width of the model's input. Default: the size of the image processor, 224 "
-        "for a new model.",
+        "Height and width of the model's input in pixels. Default: the size that the image "
+        "processor specifies, or 224 for a new model.",
     )
     augment: bool = option(
         True, "Train on a random crop of each image, flipped horizontally in half of the cases."
@@ -878,7 +912,7 @@ class ImageTextArguments(ImageArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Adds image directories, which contain no captions."""
+        """Also yields an error for image directories, which contain no captions."""
         if self.train_dir or self.validation_dir or self.test_dir:
             yield (
                 "image directories contain classes but no captions: use tables with "
@@ -942,15 +976,16 @@ class AudioArguments(ExampleArguments):
     speech_file_column: str | None = option(None, "Alias of --audio_column_name.")
     max_duration_in_seconds: Annotated[float, AllowedValues("more than 0", above=0)] = option(
         20.0,
-        "Maximum duration in seconds. Pretraining crops longer audio (at a random position, in "
-        "evaluation at the start), other objectives skip it.",
+        "Maximum duration in seconds. Pretraining crops longer audio: at a random position in "
+        "training, and at the start in evaluation. Other objectives skip longer audio.",
     )
     min_duration_in_seconds: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
         0.0, "Skip audio that is shorter than this, in seconds."
     )
     pad_to_multiple_of: PositiveInt = option(
         1024,
-        "Pad batches to a multiple of this number of samples, to at most four different lengths.",
+        "Pad the audio of each batch to a multiple of this number of samples. At most four "
+        "different lengths are used.",
     )
     decode_workers: NonNegativeInt | None = option(
         None,
@@ -959,15 +994,17 @@ class AudioArguments(ExampleArguments):
     )
     mask_time_prob: Fraction | None = option(
         None,
-        "Fraction of the frames to mask if no spans overlap. Default: mask_time_prob of the "
-        "configuration.",
+        "Fraction of the frames to mask, if masked spans did not overlap. Overlapping spans mask "
+        "fewer frames. Default: mask_time_prob of the configuration.",
     )
     mask_time_length: PositiveInt | None = option(
         None,
         "Length of the masked spans in frames. Default: mask_time_length of the configuration.",
     )
     freeze_feature_extractor: bool = option(
-        False, "Freeze the convolutional layers, for further training of a trained model."
+        False,
+        "Freeze the convolutional layers (the feature encoder), e.g. to fine-tune a pretrained "
+        "model.",
     )
     header: bool | None = option(None, f"{HEADER_HELP}.")
     quoting: bool | None = option(None, QUOTING_HELP)
@@ -977,7 +1014,7 @@ class AudioArguments(ExampleArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Adds a minimum duration above the maximum duration."""
+        """Also yields an error if the minimum duration exceeds the maximum duration."""
         if self.min_duration_in_seconds > self.max_duration_in_seconds:
             yield (
                 f"--min_duration_in_seconds {self.min_duration_in_seconds} is greater than "
@@ -997,7 +1034,7 @@ class SpeechPretrainingArguments(AudioArguments):
         0.1, "Minimum Gumbel softmax temperature."
     )
     gumbel_temperature_decay: Annotated[float, AllowedValues("in (0, 1]", above=0, maximum=1)] = (
-        option(0.999995, "Factor for the Gumbel softmax temperature after each step.")
+        option(0.999995, "Factor by which each step multiplies the Gumbel softmax temperature.")
     )
     verbose_logging: bool = option(False, "Ignored. A flag of the Transformers 4 script.")
 
@@ -1008,8 +1045,8 @@ class SpeechArguments(AudioArguments):
 
     do_lower_case: bool = option(
         True,
-        "Lowercase the transcripts before a letter vocabulary is built from them (without a "
-        "tokenizer).",
+        "Lowercase the transcripts. CTC then converts them to upper case if the vocabulary has no "
+        "lower-case letters.",
     )
     chars_to_ignore: list[str] | None = option(
         None, "Characters to remove from the transcripts, e.g. , . ! ?"
@@ -1019,7 +1056,7 @@ class SpeechArguments(AudioArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Adds audio directories, which contain no transcripts."""
+        """Also yields an error for audio directories, which contain no transcripts."""
         if self.train_dir or self.validation_dir:
             yield (
                 "audio directories contain no transcripts: use tables with --train_file and "
@@ -1032,13 +1069,14 @@ class SpeechArguments(AudioArguments):
 TableArguments = ClassificationArguments | RecordArguments | ImageArguments | AudioArguments
 
 PARALLEL_HELP = (
-    ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
-    "corpus.de), a directory of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
+    "a table with source and target columns (.csv, .tsv, .json, .jsonl or .parquet), two aligned "
+    "text files (corpus.en corpus.de), a directory of MultiUN or OPUS Moses files, or "
+    "tfds:NAME/CONFIG#SPLIT"
 )
 
 #: Default maximum length of source and target in tokens.
 DEFAULT_SIDE_LENGTH = 256
-#: Column names that identify a side.
+#: Common names of the source and the target column.
 SIDE_COLUMNS = {
     "source": ("source", "src", "source_text"),
     "target": ("target", "tgt", "target_text"),
@@ -1050,13 +1088,14 @@ class TranslationArguments(TextArguments):
     """Data flags of translation: parallel text, row lengths, and evaluation by generation."""
 
     unit = "pairs"
-    #: Common column names of source and target.
+    #: Common names of the source and the target column.
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = SIDE_COLUMNS
     #: Whether line breaks within texts are kept.
     keep_line_breaks: ClassVar[bool] = False
-    #: Whether the first line of a table contains column names unless it looks like an example.
+    #: Whether a first line of short, distinct words counts as a header of a table even if none of
+    #: them is a common column name. See `tables.is_header`.
     expects_header: ClassVar[bool] = False
-    #: The flags that name the columns.
+    #: The flags that specify the source and the target column.
     side_flags: ClassVar[Mapping[str, str]] = {
         "source": "source_column",
         "target": "target_column",
@@ -1075,13 +1114,13 @@ class TranslationArguments(TextArguments):
     target_lang: str | None = option(None, "Target language, e.g. de.")
     source_column: str | None = option(
         None,
-        "Column of the source text. Default: named source_lang or its English name, otherwise "
-        "the first column.",
+        "Column of the source text. Default: the column that is named after --source_lang (its "
+        "code or its English name), otherwise the first column.",
     )
     target_column: str | None = option(
         None,
-        "Column of the target text. Default: named target_lang or its English name, otherwise "
-        "the second column.",
+        "Column of the target text. Default: the column that is named after --target_lang (its "
+        "code or its English name), otherwise the second column.",
     )
     reverse_translation: bool = option(
         False, "Translate in the other direction, from target to source."
@@ -1093,7 +1132,9 @@ class TranslationArguments(TextArguments):
         None, "Prefix of every source text, e.g. 'translate English to German: ' for T5."
     )
     vocab_size: PositiveInt = option(
-        32_000, "Size of the joint vocabulary that is trained if no tokenizer is given."
+        32_000,
+        "Size of the joint vocabulary of source and target. The vocabulary is trained on the data "
+        "if no tokenizer is given.",
     )
     tokenizer_algorithm: Literal["unigram", "bpe"] = option(
         "bpe", "Algorithm of the joint vocabulary."
@@ -1132,7 +1173,8 @@ class TranslationArguments(TextArguments):
     length_penalty: float = option(1.0, "Exponent of the length penalty of beam search.")
     length_penalty_type: Literal["transformers", "gnmt"] = option(
         "transformers",
-        "Length penalty: length^penalty (transformers) or ((5 + length) / 6)^penalty (gnmt).",
+        "Form of the length penalty: length^penalty (transformers) or "
+        "((5 + length) / 6)^penalty (gnmt).",
     )
     bleu_tokenizer: str = option("13a", "Tokenizer of sacreBLEU: 13a, intl, zh, char, none, …")
     bleu_lowercase: bool = option(False, "Compute lowercased BLEU, as in Flax's WMT example.")
@@ -1147,7 +1189,7 @@ class TranslationArguments(TextArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Adds equal source and target languages, and streaming."""
+        """Also yields errors for equal source and target languages and for `--streaming`."""
         if self.source_lang is not None and self.source_lang == self.target_lang:
             yield (
                 f"--source_lang and --target_lang are both {self.source_lang}: give two "
@@ -1162,7 +1204,7 @@ class TranslationArguments(TextArguments):
 
     @property
     def row_length(self) -> int | None:
-        """The requested length of the longer side in tokens, or `None`."""
+        """The larger of the requested source and target lengths in tokens, or `None`."""
         return max(self.max_source_length or 0, self.max_target_length or 0) or None
 
     def lengths(self, limit: int | None) -> tuple[int, int]:
@@ -1251,7 +1293,10 @@ class SummarizationArguments(TranslationArguments):
         super().__post_init__()
 
     def lengths(self, limit: int | None) -> tuple[int, int]:
-        """Returns the row lengths of text and summary in tokens; see the base class."""
+        """Returns the row lengths of text and summary in tokens.
+
+        The arguments and errors are the same as in the base class, but the default lengths differ.
+        """
         source, target = (min(default, limit or default) for default in (1024, 128))
         requested = super().lengths(limit)  # raises if a length is too long
         return (
@@ -1285,7 +1330,8 @@ class SpeechRecognitionArguments(SpeechArguments):
         8, "Number of sample transcripts to log at each evaluation."
     )
     feature_extractor_name: str | None = option(
-        None, "Directory or Hub name of the feature extractor. Default: that of the model."
+        None,
+        "Directory or Hub name of the feature extractor. Default: the model's feature extractor.",
     )
     generation_max_length: PositiveInt | None = option(
         None, "Maximum length of generated text in tokens. Default: the model's maximum."
@@ -1310,7 +1356,7 @@ class SpeechRecognitionArguments(SpeechArguments):
         super().__post_init__()
 
 
-#: Data flags of hfseq's objectives. Other objectives use those of masked language modeling.
+#: Data flags of hfseq's objectives. Objectives that are not listed use the flags of "mlm".
 OBJECTIVES: dict[str, type[TextArguments]] = {
     "mlm": DataArguments,
     "clm": CausalArguments,
@@ -1343,7 +1389,8 @@ def convert_arguments(arguments: TextArguments, arguments_class: type[ArgumentsT
         arguments_class: The class of the result.
 
     Returns:
-        The values that differ from their defaults, for the fields that both classes have.
+        An instance of `arguments_class`. Fields that both classes have are copied from `arguments`
+        if their value differs from the default. All other fields have their default values.
     """
     if isinstance(arguments, arguments_class):
         return arguments

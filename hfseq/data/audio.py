@@ -1,7 +1,7 @@
-"""Audio files: reading parts of them at a given sampling rate, and datasets of them.
+"""Reads audio files at a given sampling rate, and loads datasets of audio files.
 
-Files are read on demand and in parts (`AudioFile`), so memory depends on the part and not on the
-length of the file. Audio that cannot be read raises `UnreadableError` with the reason.
+`AudioFile` reads any part of a file on demand, so the memory use depends on the length of the part
+and not on the length of the file. If the audio cannot be read, `UnreadableError` gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hfseq.data.sources import (
     load_dataset_splits,
 )
 from hfseq.data.tables import Table, read_table
-from hfseq.errors import DataError, UsageError, first_line
+from hfseq.errors import DataError, UsageError, first_line, optional_import
 
 if TYPE_CHECKING:
     from hfseq.plugins import Plugins
@@ -45,19 +45,22 @@ AUDIO_EXTENSIONS = (
 )
 #: Sampling rate of Whisper and wav2vec 2.0, in Hz.
 SAMPLING_RATE = 16000
-#: Lowest and highest sampling rate that is not considered a damaged header.
+#: Lowest and highest plausible sampling rate in Hz. With any other rate, the file is considered
+#: damaged.
 SAMPLING_RATE_LIMITS = (1000, 768000)
 
 
 class AudioFile:
-    """An audio file: its length, and any part of it as mono float32 samples.
+    """An audio file, of which any part can be read as mono float32 samples.
 
-    Channels are averaged. A part has the same samples whether or not the complete file is read.
+    Channels are averaged. Reading a part returns the same samples as reading the complete file,
+    even if the file is resampled.
 
     Args:
         source: Path of the file, or its content.
         sampling_rate: Sampling rate of the samples, in Hz.
-        resample: Whether to resample files with a different sampling rate instead of raising.
+        resample: Whether to resample a file with a different sampling rate. Otherwise the file is
+            rejected with `UnreadableError`.
 
     Attributes:
         length: Number of samples at `sampling_rate`.
@@ -105,11 +108,11 @@ class AudioFile:
         """Reads samples.
 
         Args:
-            start: First sample.
-            count: Number of samples, by default all. Fewer are returned at the end of the file.
+            start: Index of the first sample.
+            count: Number of samples. Default: all samples up to the end of the file.
 
         Returns:
-            The samples, float32 `(count,)`.
+            The samples, float32 `(count,)`, or fewer than `count` samples if the file ends earlier.
 
         Raises:
             UnreadableError: The samples cannot be decoded.
@@ -122,7 +125,8 @@ class AudioFile:
                 return self._read_stored(start, stop)
             from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
-            # Whole periods of both rates, extended by the half length of scipy's filter.
+            # Resample whole periods, in which `_down` stored samples become `_up` samples. Extend
+            # them on both sides by half the length of scipy's filter.
             context = -(-(10 * max(self._up, self._down) // self._up + 1) // self._down)
             first, last = start // self._up - context, -(-stop // self._up) + context
             stored = self._read_stored(first * self._down, last * self._down)
@@ -134,7 +138,10 @@ class AudioFile:
             raise UnreadableError(_reason(error, self.source.name)) from error
 
     def _read_stored(self, start: int, stop: int) -> np.ndarray:
-        """Returns samples at the file's sampling rate, zero before and after the file."""
+        """Returns samples at the file's sampling rate.
+
+        The samples before the start and after the end of the file are 0.
+        """
         inside = max(start, 0), min(stop, self._stored)
         samples_out = np.zeros(stop - start, np.float32)
         with self._open() as file:
@@ -147,10 +154,8 @@ class AudioFile:
         return samples_out
 
     def _open(self) -> Any:
-        try:
+        with optional_import("audio", "soundfile", "hfseq[audio]"):
             import soundfile
-        except ImportError as error:
-            raise UsageError("audio requires soundfile: pip install 'hfseq[audio]'") from error
         name, data = self.source
         if data is None and not os.path.isfile(name):
             raise UnreadableError("the file does not exist")
@@ -169,8 +174,8 @@ def _reason(error: BaseException, name: str) -> str:
 def find_audio(names: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Returns the audio files in a list of files and directories.
 
-    Directories are searched recursively and their files sorted by name. Files are returned as
-    given.
+    Directories are searched recursively, and their files are sorted by name. Paths of files in
+    `names` are returned unchanged.
 
     Raises:
         DataError: A path does not exist, or a directory contains no audio files.
@@ -181,10 +186,11 @@ def find_audio(names: Iterable[str | os.PathLike[str]]) -> list[str]:
 class Spectrograms:
     """Log-mel spectrograms of audio files, computed window by window.
 
-    The object replaces an array `(files, mel bins, frames)` whose values are accessed through
-    `window` only. The values are those of Whisper's feature extractor for the whole file: frames at
-    the edge of a window see the samples beyond it, and the maximum of the file bounds the values
-    from below. It is found in a first pass over the file, at the first access.
+    The object takes the place of an array `(files, mel bins, frames)`, but its values can only be
+    accessed through `window`. The values equal the output of Whisper's feature extractor for the
+    whole file. To achieve this, frames at the edge of a window are also computed from samples
+    beyond the window. The feature extractor also clips values that are too far below the maximum of
+    the file. To find this maximum, the first access to a file reads the whole file once.
 
     Args:
         audio_files: The files.
@@ -192,7 +198,7 @@ class Spectrograms:
 
     Attributes:
         ends: Number of frames of each file.
-        shape: Shape of the array, with the frames of the longest file.
+        shape: Shape of the array. The number of frames is that of the longest file.
     """
 
     ndim = 3
@@ -205,7 +211,10 @@ class Spectrograms:
         self._maxima: dict[int, np.floating[Any]] = {}
 
     def window(self, row: int, start: int, frames: int) -> np.ndarray:
-        """Returns up to `frames` frames of a file from frame `start`, `(mel bins, frames)`."""
+        """Returns up to `frames` frames of the file `row`, starting with the frame `start`.
+
+        The shape is `(mel bins, frames)`. There are fewer frames if the file ends earlier.
+        """
         if row not in self._maxima:
             step = int(self.extractor.nb_max_frames)
             starts = range(0, int(self.ends[row]), step)
@@ -214,12 +223,13 @@ class Spectrograms:
         return ((values + 4.0) / 4.0).astype(np.float32)
 
     def _log_mel(self, row: int, start: int, frames: int) -> np.ndarray:
-        """Returns decimal logarithms of mel energies without a lower bound."""
+        """Returns base-10 logarithms of mel energies, before clipping and scaling."""
         from transformers.audio_utils import spectrogram, window_function
 
         extractor, hop = self.extractor, self.hop_length
         end = min(start + frames, int(self.ends[row]))
-        context = -(-extractor.n_fft // (2 * hop))  # frames that a frame's samples extend to
+        # The samples of a frame overlap with this many frames before and after it.
+        context = -(-extractor.n_fft // (2 * hop))
         first = max(0, start - context)
         samples = self.audio_files[row].read(first * hop, (end + context - first) * hop)
         samples = np.pad(samples, (0, max(0, extractor.n_fft - len(samples))))
@@ -244,15 +254,16 @@ class AudioDataset(Examples):
     """The audio files of a split.
 
     Attributes:
-        first: Names for messages.
+        first: Names of the audio files, for messages.
         second: Transcripts, or `None`.
-        sources: Sources of all rows of the tables, see `source`.
+        sources: The audio file of each row of the tables. The dataset may contain only some of
+            these rows. Use the method `source` to get the file of an example.
     """
 
     sources: Sequence[MediaSource] = ()
 
     def source(self, number: int) -> MediaSource:
-        """Returns the source of an example."""
+        """Returns the audio file of the example with this index."""
         return self.sources[number if self.rows is None else int(self.rows[number])]
 
 
@@ -260,8 +271,8 @@ class AudioDataset(Examples):
 def load_audio(arguments: AudioArguments, plugins: Plugins | None = None) -> LabeledSplits:
     """Loads the audio files that the flags specify, without reading their samples.
 
-    The files are those of a directory (recursively), or of a column of a table or dataset. Repeated
-    calls with the same arguments return the same object.
+    The files come from a directory, which is searched recursively, or from a column of a table or
+    dataset. Repeated calls with the same arguments return the same object.
 
     Raises:
         UsageError: The flags specify no data.
@@ -290,7 +301,8 @@ def load_audio(arguments: AudioArguments, plugins: Plugins | None = None) -> Lab
             if not os.path.isdir(folder):
                 raise DataError(f"--{split}_dir {folder} is not a directory")
             found_files = find_audio([folder])
-            # Relative names, so that splits do not depend on the location of the directory.
+            # Examples are divided into splits by a hash of their names. Relative names make the
+            # division independent of the location of the directory.
             inside = [os.path.relpath(name, folder).replace(os.sep, "/") for name in found_files]
             sources = [MediaSource(name) for name in found_files]
             read[split] = _audio_dataset(inside, f"--{split}_dir {folder}", sources)
@@ -353,14 +365,16 @@ def _of_dataset(dataset: Any, origin: str, arguments: AudioArguments) -> AudioDa
 
 
 class AudioReader:
-    """Reads the audio of a batch in threads. libsndfile and scipy release the GIL.
+    """Reads the audio files of a batch in parallel threads.
+
+    Threads are sufficient, because libsndfile and scipy release the GIL.
 
     Args:
         sampling_rate: Sampling rate of the samples, in Hz.
         min_length: Audio with fewer samples is skipped.
         max_length: Maximum number of samples.
-        num_workers: Number of threads, by default one per CPU and at most 8. With 0 the calling
-            thread reads.
+        num_workers: Number of threads. With 0, the calling thread reads the files. Default: one
+            thread per CPU, but at most 8.
         crop: Whether to crop audio with more than `max_length` samples instead of skipping it.
     """
 
@@ -384,11 +398,12 @@ class AudioReader:
     def __call__(
         self, sources: Sequence[MediaSource], starts: Sequence[float]
     ) -> list[np.ndarray | str]:
-        """Reads audio.
+        """Reads audio files.
 
         Args:
             sources: The audio files.
-            starts: Position of the crop of each file, from 0 (start) to 1 (end).
+            starts: For each file, where to crop it if it is too long: from 0 (keep the start) to 1
+                (keep the end).
 
         Returns:
             The samples of each file, or the reason why it is skipped.
@@ -401,12 +416,12 @@ class AudioReader:
             audio = AudioFile(source, self.sampling_rate)
             if audio.length < self.min_length:
                 return (
-                    f"{audio.seconds:.3g} seconds, less than "
+                    f"it is {audio.seconds:.3g} seconds long, less than the minimum of "
                     f"{self.min_length / self.sampling_rate:.3g}"
                 )
             if audio.length > self.max_length and not self.crop:
                 return (
-                    f"{audio.seconds:.3g} seconds, more than "
+                    f"it is {audio.seconds:.3g} seconds long, more than the maximum of "
                     f"{self.max_length / self.sampling_rate:.3g}"
                 )
             return audio.read(

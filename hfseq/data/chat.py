@@ -1,4 +1,7 @@
-"""Conversations, prompts with completions, and texts as tokens with a loss mask."""
+"""Tokenization of conversations, prompt-completion pairs and texts for supervised fine-tuning.
+
+Each example becomes token ids with a loss mask.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hfseq.checkpoints.hub import check_directory
 from hfseq.data.arguments import ChatArguments
 from hfseq.data.batches import PackedRows
 from hfseq.data.records import Records, drop_invalid
@@ -27,9 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROMPT_COMPLETION = ("prompt", "completion")
-#: The tag that marks answers in a chat template, as in Transformers.
+#: The tag that marks the beginning of an answer in a chat template, as in Transformers.
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-#: Roles of conversations with "from" and "value".
+#: Standard roles for the values of "from" in conversations with the keys "from" and "value".
 ROLE_NAMES = {"human": "user", "gpt": "assistant"}
 
 
@@ -65,6 +69,7 @@ def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArgum
         from transformers import AutoTokenizer
 
         try:
+            check_directory(path)
             other = AutoTokenizer.from_pretrained(path)
         except Exception as error:  # the Rust parser of tokenizer.json raises plain exceptions
             raise UsageError(
@@ -89,14 +94,17 @@ def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArgum
 class ChatEncoder:
     """Tokenizes examples like TRL's `SFTTrainer`.
 
-    Conversations are formatted with the tokenizer's chat template. A prompt ends with the
-    template's generation prompt. Plain texts and completions end with the end-of-text token. In
-    examples with `prompt` and `completion`, the loss starts where the tokens of both together
-    differ from the tokens of the prompt alone.
+    Conversations are formatted with the tokenizer's chat template, which also adds its generation
+    prompt to the end of a conversational prompt. Plain texts and completions end with the
+    end-of-text token.
+
+    For examples with `prompt` and `completion`, both the prompt alone and the prompt with its
+    completion are tokenized. The loss starts at the first token that differs.
 
     Attributes:
         columns: The columns to read.
-        num_mismatched_prompts: Number of prompts whose last tokens differ if a completion follows.
+        num_mismatched_prompts: Number of prompts so far whose last tokens change when the
+            completion is appended.
 
     Raises:
         UsageError: Flags, columns and chat template contradict each other.
@@ -233,16 +241,16 @@ class ChatEncoder:
     ) -> TokenizedExample:
         """Formats messages with the chat template and tokenizes the result.
 
-        A token belongs to an answer if it contains one of its characters. The mask of Transformers
-        is not used because it continues to the end if an answer ends with a space that is not part
-        of a token (`trim_offsets`).
+        A token is part of an answer if it contains at least one character of the answer. The mask
+        that Transformers computes is not used: if an answer ends with a space that is not part of
+        any token (`trim_offsets`), that mask includes everything up to the end of the conversation.
 
         Args:
             messages: The messages.
-            example: The example, for its "tools" and "chat_template_kwargs".
+            example: The example. Its "tools" and "chat_template_kwargs" are passed to the template.
             generation_prompt: Whether to append the generation prompt.
-            answers_only: Whether the loss mask contains answers only. Default: as the flags
-                specify.
+            answers_only: Whether the loss mask contains answers only. Default: the value of
+                `--assistant_only_loss`.
         """
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -253,7 +261,7 @@ class ChatEncoder:
             template_options = example.get("chat_template_kwargs") or {}
             options = self.tokenizer.special_tokens_map | template_options
             tools = json.loads(tools) if isinstance(tools, str) else tools
-            rendered: Any = render_jinja_template(  # its annotation is wrong
+            rendered: Any = render_jinja_template(  # the function's type annotation is wrong
                 [messages],
                 tools=tools,
                 return_assistant_tokens_mask=answers_only,
@@ -278,20 +286,25 @@ class ChatEncoder:
             return TokenizedExample(ids, np.ones(len(ids), bool))
         loss_mask, previous_end = [], 0
         for start, stop in encoded["offset_mapping"]:
-            start = previous_end if start == stop else start  # of trimmed whitespace
+            # The offsets of a token are empty if its whitespace is trimmed.
+            start = previous_end if start == stop else start
             loss_mask.append(any(start < last and stop > first for first, last in spans[0]))
             previous_end = stop
         return TokenizedExample(ids, np.array(loss_mask, bool))
 
     def end_of_turn(self) -> tuple[str | None, bool]:
-        """Returns the token that ends an answer, and whether it is part of the loss.
+        """Returns the token with which the template ends an answer.
 
-        The token is `None` if answers do not end with a special or added token.
+        Returns:
+            A pair. The first element is the token, or `None` if answers do not end with a special
+            or added token. The second element is whether the model can learn to end an answer. It
+            is false with `--assistant_only_loss` if the loss does not include the token at the end
+            of an answer.
         """
         turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            # Some templates end a turn only if another one follows.
+            # Some templates end a turn only if another turn follows.
             tokens = self._apply_template(messages if self.assistant_only else messages[:2], {})
         except InvalidExample:  # the template requires other messages
             return None, True
@@ -305,7 +318,13 @@ class ChatEncoder:
 
 
 def check_text(value: object, column: str, empty: bool = False) -> str:
-    """Returns a text. Raises `InvalidExample` if the value is not a string or is blank."""
+    """Returns `value` if it is a string that is not blank. Otherwise raises `InvalidExample`.
+
+    Args:
+        value: The value of a cell.
+        column: Name of the column, for messages.
+        empty: Whether blank strings are allowed.
+    """
     if not isinstance(value, str):
         raise InvalidExample(f"the {column} is not a string but {value!r:.60}")
     if not empty and not value.strip():
@@ -316,7 +335,7 @@ def check_text(value: object, column: str, empty: bool = False) -> str:
 def check_messages(value: object) -> list[dict[str, Any]]:
     """Returns messages with "role" and "content".
 
-    Messages with "from" and "value" are converted.
+    Messages with the keys "from" and "value" are converted to these keys.
 
     Raises:
         InvalidExample: The value is not a list of messages.
@@ -357,10 +376,10 @@ def check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
 def encode_examples(
     encode: ChatEncoder, records: Records, split: str, max_length: int
 ) -> tuple[list[TokenizedExample], int]:
-    """Tokenizes the examples of a split, without invalid examples.
+    """Tokenizes the examples of a split and leaves out invalid examples.
 
-    An example is invalid if its loss mask is empty after truncation. The first token of a row is
-    never part of the loss, because no token precedes it.
+    An example is also invalid if no token of its loss mask is left after truncation. The first
+    token does not count, because the model cannot predict it without a preceding token.
 
     Args:
         encode: The encoder.
@@ -391,10 +410,10 @@ def encode_examples(
     drop_invalid(records, split, problems, encode.arguments)
     if encode.num_mismatched_prompts:
         logger.warning(
-            "the last tokens of %d %s prompts change if the completion is appended; the loss "
-            "starts at the first changed token. End prompts at a token boundary, or use a chat "
-            "template that renders a prompt identically with and without completion "
-            "(--chat_template_path)",
+            "the last tokens of %d %s prompts change when the completion is appended. For these "
+            "examples, the loss starts at the first changed token. End prompts at a token "
+            "boundary, or use a chat template that renders a prompt identically with and without "
+            "a completion (--chat_template_path)",
             encode.num_mismatched_prompts,
             split,
         )
@@ -402,9 +421,11 @@ def encode_examples(
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Packs documents into rows: longest first, each into the fullest row with enough space.
+    """Packs documents into rows with the best-fit decreasing algorithm.
 
-    Among equally full rows, the row that reached this fill level first is used.
+    The longest documents are packed first. Each document is added to the row with the least free
+    space that is still sufficient. Among rows with equal free space, the row that was first reduced
+    to this free space is used.
 
     Args:
         lengths: Length of each document, at most `capacity`.
@@ -415,7 +436,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
     """
     rows: list[list[int]] = []
     rows_by_space: list[deque[int]] = [deque() for _ in range(capacity + 1)]  # rows by free space
-    free_spaces: list[int] = []  # free spaces that occur, in ascending order
+    free_spaces: list[int] = []  # free spaces of at least one row, in ascending order
     for document in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         at = bisect_left(free_spaces, lengths[document])
         if at == len(free_spaces):
@@ -435,9 +456,10 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
 
 
 class PackedChatRows(PackedRows):
-    """Rows of complete examples.
+    """Packed rows of complete examples (`--packing`). No example is split between rows.
 
-    The rows have the additional array "learned": 1 for tokens in the loss mask, 0 elsewhere.
+    In addition to the arrays of `PackedRows`, the rows have the array "learned", which is 1 for
+    tokens in the loss mask and 0 for all other tokens.
 
     Args:
         examples: The examples.
@@ -445,7 +467,8 @@ class PackedChatRows(PackedRows):
         length: Row length in tokens.
 
     Attributes:
-        row_offsets: Start of each row in the store, and the end of the last row.
+        row_offsets: Index of each row's first token in the store, followed by the total number of
+            tokens.
     """
 
     def __init__(self, examples: Sequence[TokenizedExample], pad: int, length: int):

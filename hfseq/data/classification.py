@@ -1,4 +1,4 @@
-"""Labeled sentences and sentence pairs: loading, label encoding, and rows."""
+"""Data of text classification: loads labeled sentences and pairs, and encodes their labels."""
 
 from __future__ import annotations
 
@@ -48,10 +48,13 @@ class Examples:
         first: The (first) sentences.
         second: The second sentences, or `None` for single sentences.
         labels: Labels as stored in the data, `None` where missing.
-        tables: The tables with the index of their first row, to locate a row.
-        parts: Ranges of rows by name, if the split has several parts.
-        rows: Row indices in the tables, if only some of their rows are included.
-        classes: Class names by class id, if the data names them.
+        tables: The tables that contain the examples, each with the index of its first row. Used to
+            describe the location of an example in messages.
+        parts: The named parts of the split and their ranges of examples, e.g. MNLI's "matched" and
+            "mismatched". Empty if the split is not divided into parts.
+        rows: The row index of each example in the concatenated tables, or `None` if all rows are
+            included.
+        classes: Class names by class id, if the data contains them.
     """
 
     first: list[str]
@@ -66,10 +69,10 @@ class Examples:
     def read(
         cls, tables: dict[str, Table], arguments: ClassificationArguments, require_labels: bool
     ) -> Examples:
-        """Combines the tables of a split.
+        """Concatenates the tables of a split.
 
         Args:
-            tables: The tables by name.
+            tables: The tables by name. If there are several, each one is a part of the split.
             arguments: The data flags.
             require_labels: Whether a missing label column is an error.
 
@@ -114,7 +117,10 @@ class Examples:
         return table.place(row - start)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Returns the examples with the given row indices (ascending), and the matching parts."""
+        """Returns the examples with the given indices, which must be in ascending order.
+
+        Parts without any selected example are removed.
+        """
         bounds = {
             name: range(*np.searchsorted(rows, (part.start, part.stop)).tolist())
             for name, part in self.parts.items()
@@ -130,11 +136,11 @@ class Examples:
 
 
 class LabeledSplits(dict[str, Examples]):
-    """Examples by split.
+    """A dictionary of the examples of each split.
 
     Args:
         splits: Examples by split name. Any split may be absent.
-        task: The GLUE task, or `None`.
+        task: The GLUE task, or `None` for other data.
     """
 
     def __init__(self, splits: Mapping[str, Examples], task: str | None):
@@ -149,9 +155,10 @@ def load_examples(
     """Loads the examples that the flags specify.
 
     A dataset name is passed to the plugins' `load_dataset` hook first, and looked up on the Hub if
-    no plugin handles it. The files of a split are concatenated, and each file is a named part.
-    Missing splits are taken from the training examples by hash, so that equal examples are in the
-    same split. Repeated calls with the same arguments return the same object.
+    no plugin handles it. The files of a split are concatenated, and each file is a named part. If
+    the validation or test split is missing, it is taken from the training examples. These are
+    selected by the hash of their content, so that equal examples are in the same split. Repeated
+    calls with the same `arguments` object return the same result.
 
     Raises:
         UsageError: The flags specify no data.
@@ -173,7 +180,8 @@ def load_examples(
         if patterns:
             flag = f"--{split}_file"
             names = files.expand_patterns(patterns, flag)
-            # Parts are named like their files, with directory or number if file names are equal.
+            # Parts are named after their files. If the names are not unique, the directory or a
+            # number is added.
             paths = [PurePosixPath(name) for name in names]
             stems = [path.name.split(".")[0] for path in paths]
             if len(set(stems)) < len(stems):
@@ -213,7 +221,9 @@ def table_from_dataset(dataset: Dataset, origin: str) -> Table:
 def choose_columns(
     table: Table, arguments: ClassificationArguments, require_labels: bool
 ) -> tuple[str, str | None, str | None]:
-    """Returns the columns of first sentence, second sentence and label. The last two may be `None`.
+    """Returns the columns of the first sentence, the second sentence and the label.
+
+    The last two are `None` if the table does not have them.
 
     Raises:
         UsageError: No column matches, or one column has two roles.
@@ -283,13 +293,15 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 def problem_type(
     splits: LabeledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
 ) -> ProblemType:
-    """Returns the problem type of Transformers' configurations for the labels.
+    """Returns the problem type of the labels, as defined by the configurations of Transformers.
 
-    Lists of labels are a multi-label classification. Otherwise the flag, the task, the training
-    labels or the model decides, in this order.
+    If the labels are lists, the problem is multi-label classification. Otherwise the first of these
+    that is available determines the type: `--task_type`, the GLUE task, the training labels, and
+    the configuration of the model.
 
     Raises:
-        DataError: The flag or the other splits contradict the labels.
+        DataError: The labels are lists in some of the splits only, labels are lists although
+            `--task_type` is set, or labels are numbers with decimal commas.
     """
     labels = (
         [label for label in splits["train"].labels if label is not None]
@@ -308,8 +320,9 @@ def problem_type(
                 f"--task_type {arguments.task_type}" if other is None else f"the {other} split"
             )
             raise DataError(
-                f"the labels are lists, a multi-label classification, but {conflict} has or "
-                "requires one label per example: use lists in all splits, and no --task_type"
+                "the labels are lists, which means multi-label classification, but "
+                f"{conflict} has or requires one label per example: use lists in all splits, "
+                "without --task_type"
             )
         return MULTI_LABEL
     if arguments.task_type:
@@ -339,7 +352,10 @@ def problem_type(
 
 
 def warn_about_classes(names: Sequence[str], num_examples: int) -> None:
-    """Logs a warning if class names differ in case only, or are almost as many as the examples."""
+    """Logs a warning if class names differ in case only, or if there are too many classes.
+
+    There are too many if there is more than one class per two examples.
+    """
     by_folded_name: dict[str, str] = {}
     for name in names:
         other = by_folded_name.setdefault(name.casefold(), name)
@@ -363,12 +379,13 @@ def warn_about_classes(names: Sequence[str], num_examples: int) -> None:
 def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
     """Returns the class names, ordered by class id.
 
-    They are the names of the task, of the dataset, or of the training labels (sorted as numbers if
-    all are integers, otherwise alphabetically). A model that has names for all of them keeps its
-    order.
+    The names come from the GLUE task, otherwise from the dataset, otherwise from the training
+    labels. Training labels are sorted as numbers if all of them are integers, otherwise
+    alphabetically. If the configuration of the model already contains all of the names, the names
+    and the order of the configuration are used.
 
     Raises:
-        DataError: The training examples have less than two classes.
+        DataError: The training examples have fewer than two classes.
     """
     labels = splits["train"].labels if "train" in splits else []
     single_labels = (
@@ -414,19 +431,19 @@ def sort_labels(labels: Iterable[str]) -> list[str]:
 
 
 def class_name(label: Label) -> str:
-    """Returns the class name of a label. 1.0 and 1 are the same class."""
+    """Returns the class name of a label. The labels 1.0 and 1 are the same class."""
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
     return str(label).strip()
 
 
 class LabelEncoder:
-    """Converts labels to class ids, to one number per class, or to numbers for regression.
+    """Converts labels to arrays: class ids, numbers for regression, or 0 and 1 for each class.
 
     Args:
         names: Class names, ordered by class id. `None` for regression.
-        by_number: Whether the data may contain class ids instead of names.
-        multi_label: Whether each label is a tuple of class names.
+        by_number: Whether the data may contain class ids instead of class names.
+        multi_label: Whether each label is a tuple of class names (multi-label classification).
     """
 
     def __init__(
@@ -440,10 +457,14 @@ class LabelEncoder:
     def encode_labels(self, examples: Examples, split: str) -> np.ndarray:
         """Returns the labels of a split as an array.
 
-        The array contains int32 class ids, `(examples,)`, with `IGNORE_INDEX` for missing labels;
-        float32 numbers for regression, with NaN for missing labels; or for multi-label
-        classification float32 `(examples, classes)`, 1 for the classes of an example and 0 for
-        others, with NaN for missing labels.
+        Returns:
+            One of these arrays:
+
+            - Single-label classification: class ids, int32 `(examples,)`. Missing labels are
+              `IGNORE_INDEX`.
+            - Regression: numbers, float32 `(examples,)`. Missing labels are NaN.
+            - Multi-label classification: float32 `(examples, classes)`, 1 for the classes of an
+              example and 0 for other classes. Rows without a label are NaN.
 
         Raises:
             DataError: A label is unknown or not a number, or is missing in a split other than test.
@@ -497,12 +518,24 @@ BATCH = 4096  # examples per call of the tokenizer
 
 
 class ExampleRows(FieldRows):
-    """One example per row, truncated to `max_length` tokens (the longer sentence of a pair first).
+    """Rows of tokenized examples, one example per row, truncated to `max_length` tokens.
 
-    A batch is as wide as its longest row, rounded up to one of four widths of which the largest
-    fits the longest example, so that the training step is compiled at most four times. With
-    `pad_to_max_length` it is always `max_length` wide. Rows have "labels" `(rows,)` and, with
-    `token_type_ids`, "token_type_ids", which are 1 for second sentences.
+    In sentence pairs, tokens are removed from the longer sentence first.
+
+    A batch is as wide as its longest row, rounded up to one of at most four widths, so that the
+    training step is compiled at most four times. The largest width fits the longest example. With
+    `pad_to_max_length`, all batches are `max_length` wide.
+
+    The rows have the additional array "labels". With `token_type_ids`, they also have
+    "token_type_ids", which are 1 for the tokens of second sentences.
+
+    Args:
+        examples: The examples.
+        labels: The labels from `LabelEncoder.encode_labels`.
+        tokenizer: The tokenizer.
+        max_length: Maximum number of tokens per example.
+        pad_to_max_length: Whether to pad all batches to `max_length`.
+        token_type_ids: Whether the rows include "token_type_ids".
 
     Attributes:
         truncated: Number of truncated examples.
@@ -529,8 +562,8 @@ def tokenize_examples(
 ) -> tuple[list[list[int]], list[list[int]], int]:
     """Tokenizes examples.
 
-    An example without any token gets an unknown or padding token, because attention requires at
-    least one key.
+    If an example has no token at all, the unknown token (or otherwise the padding token) takes its
+    place, because attention needs at least one token to attend to.
 
     Args:
         examples: The examples.
@@ -592,14 +625,14 @@ def tokenize_examples(
 def load_or_train_word_tokenizer(
     folder: Path, arguments: ClassificationArguments, load: Callable[[], Mapping[str, Examples]]
 ) -> PreTrainedTokenizerBase:
-    """Returns the word tokenizer in `folder`, which is trained first if it does not exist.
+    """Loads the word tokenizer in `folder`, or trains and saves it if it does not exist.
 
     If several processes call this function, one of them trains the tokenizer.
 
     Args:
         folder: Directory of the tokenizer.
         arguments: The data flags, for the vocabulary size.
-        load: Returns the splits. Called only for training.
+        load: Function that returns the splits. Called only if a tokenizer is trained.
     """
 
     def train(examples: Examples, temporary: Path) -> None:

@@ -26,7 +26,7 @@ HEAD_BYTES, CHUNK_BYTES = 1 << 13, 1 << 24
 
 
 def expand_patterns(patterns: str | Sequence[str], flag: str) -> list[str]:
-    """Returns the files that names, comma-separated lists and globs denote.
+    """Expands paths, comma-separated lists and globs to a list of files.
 
     Args:
         patterns: Paths, URLs, comma-separated lists or globs.
@@ -79,7 +79,9 @@ def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
     try:
         return fsspec.core.url_to_fs(name)
     except (ImportError, ValueError) as error:  # missing package, or unknown protocol
-        raise DataError(f"{flag} {name} cannot be opened: {error}") from error
+        # fsspec replaces the text of every ImportError by advice to install the package.
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        raise DataError(f"{flag} {name} cannot be opened: {error}{cause}") from error
 
 
 def find_files(
@@ -87,8 +89,8 @@ def find_files(
 ) -> list[str]:
     """Returns the local files in a list of files and directories.
 
-    Files are returned as given. Directories are searched recursively and their files sorted by
-    name.
+    The paths of files are returned unchanged. Directories are searched recursively, and the files
+    found in them are sorted by name.
 
     Args:
         names: Files and directories.
@@ -119,13 +121,17 @@ def find_files(
 
 
 def extension_of(file: str) -> str:
-    """Returns the extension in lower case, ignoring that of the compression (".jsonl")."""
+    """Returns the extension in lower case, ignoring a compression extension such as ".gz".
+
+    For example, the extension of `a.jsonl.gz` is ".jsonl".
+    """
     path = PurePosixPath(file.split("?")[0] if "://" in file else file)
     suffix = path.suffix.lower()
     return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSED_EXTENSIONS else suffix
 
 
-#: Local files of at most this size are hashed completely, larger ones at `HASHED_BLOCKS` places.
+#: Local files of at most this size are hashed completely. Of larger files, `HASHED_BLOCKS` evenly
+#: spaced blocks are hashed.
 COMPLETE_HASH_BYTES = 1 << 26
 HASHED_BLOCKS, HASHED_BLOCK_BYTES = 64, 1 << 16
 
@@ -133,9 +139,10 @@ HASHED_BLOCKS, HASHED_BLOCK_BYTES = 64, 1 << 16
 def file_identity(file: str) -> list[str]:
     """Returns values that change with the content of a file, for cache keys.
 
-    These are its location and size; for a local file its modification time and a hash of the
-    content; and for a remote file the version that its server names. Of a large local file the
-    hash covers the beginning, the end, and blocks between them.
+    The values include the location and the size of the file. For a local file, they also include
+    the modification time and a hash of the content. The hash of a large file covers its beginning,
+    its end, and blocks between them. For a remote file, the values include the version (e.g. the
+    ETag) or the modification time that the server reports.
     """
     import fsspec
 
@@ -165,7 +172,7 @@ def _content_hash(path: str) -> str:
 
 
 def builder_of(files: Sequence[str], flag: str) -> str:
-    """Returns the format of files: "text", "json", "csv" (also for .tsv) or "parquet".
+    """Returns the common format of the files: "text", "json", "csv" (also for .tsv) or "parquet".
 
     Raises:
         DataError: An extension is unknown, or the files have different formats.
@@ -189,7 +196,7 @@ def builder_of(files: Sequence[str], flag: str) -> str:
 
 
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
-    """Raises a `DataError` for files that are empty or binary, based on their first bytes."""
+    """Raises a `DataError` if a file is empty or binary, based on its first bytes."""
     for file in files:
         with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
             head = stream.read(HEAD_BYTES)
@@ -203,7 +210,8 @@ def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
             )
 
 
-MAX_UNPACK_RATIO = 100  # per compressed byte: text has 3 to 10, repetitive logs up to 50
+# Decompressed bytes per compressed byte. Text has 3 to 10, repetitive logs have up to 50.
+MAX_UNPACK_RATIO = 100
 
 ALWAYS_ALLOWED_BYTES = 16 << 20  # any file may decompress to this size
 READ_BYTES = 1 << 18  # maximum number of bytes to decompress at once
@@ -211,9 +219,9 @@ READ_BYTES = 1 << 18  # maximum number of bytes to decompress at once
 
 @contextlib.contextmanager
 def open_binary(file: str) -> Iterator[Any]:
-    """Opens a file, decompresses it if its name has a compression extension, and limits its size.
+    """Opens a file, and decompresses it if its name has a compression extension.
 
-    See `GuardedStream` for the limit.
+    The size of the decompressed data is limited, see `GuardedStream`.
     """
     import fsspec
     from fsspec.compression import compr
@@ -250,7 +258,7 @@ class GuardedStream(io.RawIOBase):
         self.stream, self.packed, self.name, self.count = stream, packed, name, 0
 
     def readable(self) -> bool:
-        """Returns true."""
+        """Returns true, because the stream supports reading."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
@@ -275,7 +283,11 @@ class GuardedStream(io.RawIOBase):
 
 @contextlib.contextmanager
 def explain_read_errors(label: str) -> Iterator[None]:
-    """Converts read errors in the context to a `DataError` that contains the label of the file."""
+    """Context manager that converts read errors to a `DataError`.
+
+    Args:
+        label: Flag and name of the file, for the message.
+    """
     try:
         yield
     except DataError:
@@ -326,7 +338,10 @@ def check_utf8(file: str, flag: str) -> None:
 
 
 def check_null_rows(file: str, flag: str) -> None:
-    """Raises a `DataError` for a row that is `null`, because pyarrow's reader crashes on it."""
+    """Raises a `DataError` if a line of a JSON Lines file is `null`.
+
+    pyarrow's JSON reader would crash on such a line.
+    """
     begin, number, is_line_start = b"", 1, True
     with open_binary(file) as stream:
         while line := stream.readline(CHUNK_BYTES):
@@ -343,7 +358,7 @@ def check_null_rows(file: str, flag: str) -> None:
 
 
 def check_unpacked_size(file: str, flag: str, complete: bool = True) -> None:
-    """Decompresses a file to check its size, before it is passed to a reader without a limit.
+    """Decompresses a file to check its size, before a reader without a size limit reads it.
 
     Args:
         file: The file. Uncompressed files are not read.
@@ -353,21 +368,23 @@ def check_unpacked_size(file: str, flag: str, complete: bool = True) -> None:
     if PurePosixPath(file).suffix.lower() not in COMPRESSED_EXTENSIONS:
         return
     with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
-        remaining = 2 * ALWAYS_ALLOWED_BYTES  # more than is always allowed
+        remaining = 2 * ALWAYS_ALLOWED_BYTES  # enough to exceed the limit of `GuardedStream`
         while remaining >= 0 and (chunk := stream.read(READ_BYTES)):
             remaining -= 0 if complete else len(chunk)
 
 
-SMALL_PARQUET_BYTES = 64 << 20  # larger files are read only if their counts are unusual
-MIN_BYTES_PER_ROW = 4  # text needs more, even compressed
+# The values of larger files are measured only if there are unusually many rows for the file size.
+SMALL_PARQUET_BYTES = 64 << 20
+MIN_BYTES_PER_ROW = 4  # rows of text need more, even if they are compressed
 PARQUET_BATCH_ROWS = 1 << 16
 
 
 def check_parquet(file: str, flag: str) -> None:
-    """Raises a `DataError` for a parquet file with suspiciously large values.
+    """Raises a `DataError` for a parquet file whose values are much larger than the file.
 
-    Such values need far more memory than text of the file's size. They are counted but not
-    decompressed. Files that are not valid parquet are left to the reader.
+    Reading such a file would need far more memory than its size suggests. The size of the values is
+    determined without decompressing all of them. No error is raised for files that are not valid
+    parquet, because the reader reports them.
     """
     import pyarrow
 
@@ -385,7 +402,11 @@ def check_parquet(file: str, flag: str) -> None:
 
 
 def _measure(stream: BinaryIO) -> tuple[int, int]:
-    """Returns the size of the file in bytes and, if it may exceed the limit, that of its values."""
+    """Returns the size of a parquet file and the size of its values, both in bytes.
+
+    The values of a large file with an ordinary number of rows are not measured: their size is
+    returned as 0. Measuring stops as soon as the size exceeds the limit.
+    """
     import pyarrow
     from pyarrow import compute
     from pyarrow.parquet import ParquetFile

@@ -1,8 +1,8 @@
 """Image datasets: finding images, and decoding them for batches.
 
-Images are decoded and resized in worker processes (`ImageDecoder`), one image at a time per worker,
-so memory is bounded by the number of workers and the batch. Images that cannot be read are reported
-and skipped. They never stop a run.
+Images are decoded and resized in worker processes (`ImageDecoder`). Each worker decodes one image
+at a time, so memory use is bounded by the number of workers and the batch size. Images that cannot
+be read are reported and skipped. They never stop a run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from hfseq.checkpoints.hub import check_directory
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, ImageArguments, ImageTextArguments
 from hfseq.data.classification import LABEL_COLUMNS, Examples, LabeledSplits
@@ -34,7 +35,7 @@ from hfseq.data.sources import (
     load_dataset_splits,
 )
 from hfseq.data.tables import Label, Table, classes_by_column, read_table
-from hfseq.errors import DataError, UsageError, first_line
+from hfseq.errors import DataError, UsageError, first_line, optional_import
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,7 +55,7 @@ MAX_PIXELS = 1 << 27
 
 
 class Crop(NamedTuple):
-    """A crop of an image as fractions of its sides, and whether it is flipped horizontally."""
+    """A crop of an image in fractions of its height and width, optionally flipped horizontally."""
 
     left: float
     top: float
@@ -94,12 +95,19 @@ def open_image(source: MediaSource, max_pixels: int = MAX_PIXELS) -> Image:
                 image = stack.enter_context(Image.open(stream))
             width, height = image.size
             if width * height > max_pixels:
-                raise UnreadableError(f"{width} x {height} pixels, more than {max_pixels}")
+                raise UnreadableError(
+                    f"the image has {width} x {height} pixels, more than {max_pixels}"
+                )
             frames = getattr(image, "n_frames", 1)
             if frames > 1:
-                raise UnreadableError(f"{frames} frames: an animation or multi-page image")
+                raise UnreadableError(
+                    f"the image has {frames} frames: animations and multi-page images are not "
+                    "supported"
+                )
             if image.mode.startswith("I") or image.mode == "F":
-                raise UnreadableError(f"more than 8 bits per channel (mode {image.mode})")
+                raise UnreadableError(
+                    f"the image has more than 8 bits per channel (mode {image.mode})"
+                )
             upright = ImageOps.exif_transpose(image)
             if "transparency" in upright.info and upright.mode == "P":
                 upright = upright.convert("RGBA")
@@ -134,11 +142,11 @@ def crop_and_resize(image: Image, crop: Crop, size: tuple[int, int], resample: i
 def random_crops(numbers: np.ndarray) -> list[Crop]:
     """Samples crops of 8% to 100% of each image's area, flipped horizontally with probability 0.5.
 
-    Aspect ratios are between 3:4 and 4:3, relative to the sides of the image: crops do not depend
-    on the image's size, which is unknown before decoding.
+    The aspect ratio of a crop, relative to the aspect ratio of its image, is between 3:4 and 4:3.
+    Crops are fractions of the image, because its size is unknown before decoding.
 
     Args:
-        numbers: Uniform numbers in [0, 1), `(images, 5)`.
+        numbers: Random numbers, uniform in [0, 1), `(images, 5)`.
     """
     crops = []
     for area, ratio, left, top, mirror in np.asarray(numbers, np.float64).tolist():
@@ -188,7 +196,11 @@ def preprocess_image(
     shape: tuple[int, int, int],
     max_pixels: int,
 ) -> np.ndarray | str:
-    """Returns the model inputs of an image, float32 `shape`, or the reason why there are none."""
+    """Decodes an image and converts it to model inputs.
+
+    Returns:
+        The inputs, float32 of shape `shape`, or the reason why the image cannot be used.
+    """
     try:
         image = open_image(source, max_pixels)
         options: dict[str, Any] = {}
@@ -227,7 +239,7 @@ class ImageDecoder:
     def __call__(
         self, sources: Sequence[MediaSource], crops: Sequence[Crop] | None = None
     ) -> DecodedImages:
-        """Decodes images, cropped if `crops` are given."""
+        """Decodes images, and crops each of them if `crops` are given."""
         crop_list: Sequence[Crop | None] = crops or [None] * len(sources)
         pairs = list(zip(sources, crop_list, strict=True))
         results: list[np.ndarray | str]
@@ -256,7 +268,7 @@ class ImageDecoder:
             return self._submit(source, crop).result()
         except BrokenProcessPool:
             self.close()
-            return "the process that decoded it died"
+            return "the process that decoded the image died"
 
     def _submit(self, source: MediaSource, crop: Crop | None) -> Future[np.ndarray | str]:
         if self._pool is None:
@@ -276,7 +288,11 @@ class ImageDecoder:
 
 
 class ImageModel(Protocol):
-    """A model that may have image inputs."""
+    """Interface of a model that may have image inputs.
+
+    Attributes:
+        any_image_size: Whether the model supports images of any height and width.
+    """
 
     any_image_size: ClassVar[bool]
 
@@ -312,8 +328,8 @@ def check_image_shape(model: ImageModel, decoder: ImageDecoder) -> None:
 def find_images(names: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Returns the image files in a list of files and directories.
 
-    Directories are searched recursively and their files sorted by name. Files are returned as
-    given.
+    The paths of files are returned unchanged. Directories are searched recursively, and the files
+    found in them are sorted by name.
 
     Raises:
         DataError: A path does not exist, or a directory contains no images.
@@ -358,15 +374,14 @@ def load_image_processor(name: str | None, image_size: int | None, **options: An
     Raises:
         UsageError: Pillow is not installed, or the checkpoint has no image processor.
     """
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise UsageError("images require Pillow: pip install 'hfseq[vision]'") from error
+    with optional_import("an image processor", "PIL", "hfseq[vision]"):
+        import PIL.Image  # noqa: F401
     from transformers import AutoImageProcessor, ViTImageProcessorPil
 
     size = image_size or 224
     if name is None:
         return ViTImageProcessorPil(size={"height": size, "width": size})
+    check_directory(name)
     try:
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
     except Exception as error:  # e.g. OSError without a file, ValueError for an unknown type
@@ -391,9 +406,9 @@ class ImageDataset(Examples):
     """The images of a split.
 
     Attributes:
-        first: Names for messages.
-        sources: Sources of the images.
-        captions: Captions, for data with captions instead of labels.
+        first: Names of the images, for messages.
+        sources: Location or content of each image.
+        captions: The caption of each image, for data with captions instead of labels.
     """
 
     sources: Sequence[MediaSource] = field(default_factory=list)
@@ -409,7 +424,7 @@ class ImageDataset(Examples):
 
 
 class SourceSubset(Sequence[MediaSource]):
-    """Some items of a sequence, which are read on access only."""
+    """The items of a sequence with the indices `rows`. Each item is read when it is accessed."""
 
     def __init__(self, sources: Sequence[MediaSource], rows: np.ndarray):
         self.sources, self.rows = sources, rows
@@ -425,9 +440,9 @@ class SourceSubset(Sequence[MediaSource]):
 def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> LabeledSplits:
     """Loads the images that the flags specify, without decoding them.
 
-    A directory has one subdirectory per class. A table has a column of files, relative to the
-    table, and a label column. A dataset has an image column. Repeated calls with the same arguments
-    return the same object.
+    Supported sources are directories with one subdirectory per class, tables with a label column
+    and a column of image files (relative to the table), and datasets with an image column. Repeated
+    calls with the same `arguments` object return the same result.
 
     Raises:
         UsageError: The flags specify no data.

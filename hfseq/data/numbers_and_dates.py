@@ -1,4 +1,7 @@
-"""Generated parallel text for the demonstration: numbers and dates from num2words and Babel."""
+"""Generates parallel text for the translation demonstration.
+
+The text consists of numbers and dates, which num2words and Babel write out in both languages.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from importlib import metadata
 from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.languages import language_code
 from hfseq.data.tables import Origin, Pair, PairColumns, PairSource
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, optional_import
 
 SOURCE_LANG = "en"
-#: Target languages, with their names in num2words and Babel.
+#: Target languages, with their codes in num2words and Babel.
 TARGET_LANGS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
 CORPUS_NAME = "generated numbers and dates"  # in messages
 CACHE_KEY = "numbers and dates"
-HELD_OUT_PERCENT = 3  # each for validation and for test
+HELD_OUT_PERCENT = 3  # size of the validation split, and of the test split
 CARDINALS, DAYS = 6_000, 6_000
 LARGEST, LARGEST_ORDINAL, YEARS = 9_999, 999, range(1500, 2100)
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
@@ -50,8 +53,8 @@ def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]
     """Generates about 20,000 pairs of English text and its translation.
 
     The pairs are cardinal numbers, ordinal numbers and years in words, and dates in Babel's full,
-    long and medium formats. Validation and test hold out whole items: no number or date of the test
-    split occurs in the training split in any form.
+    long and medium formats. All forms of a number or date are in the same split, so that no number
+    or date of the validation and test splits occurs in the training split.
 
     Args:
         target: Target language: "de", "es", "nb" or "no".
@@ -63,15 +66,13 @@ def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]
     Raises:
         UsageError: num2words or Babel is not installed.
     """
-    try:
+    feature = (
+        "no data: give --dataset_name or --train_file. The demonstration on generated numbers and "
+        "dates"
+    )
+    with optional_import(feature, ("num2words", "babel"), "hfseq[translation]"):
         from babel.dates import format_date
         from num2words import num2words
-    except ImportError as error:
-        raise UsageError(
-            "no data: give --dataset_name or --train_file. The demonstration on generated "
-            "numbers and dates requires num2words and Babel: pip install 'hfseq[translation]' "
-            f"({error})"
-        ) from error
     rng, (language, locale) = random.Random(seed), TARGET_LANGS[target]
     pairs: list[tuple[str, str, str]] = []  # item, English, translation
     forms = {
@@ -110,7 +111,7 @@ def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]
 
 
 def generated_origins(arguments: TranslationArguments) -> dict[str, Origin]:
-    """Returns the origin of the generated pairs for each split."""
+    """Returns the `Origin` of the generated pairs for each split."""
     target = target_language(arguments.source_lang, arguments.target_lang)
     # The key invalidates cached tokens when this module or one of the packages changes the pairs.
     versions: list[str | None] = [REVISION]

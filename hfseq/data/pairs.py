@@ -1,4 +1,4 @@
-"""Tokenized parallel text and its rows: one pair per row, or several (`PackedPairs`)."""
+"""Tokenizes parallel text and builds rows of one pair (`PairRows`) or several (`PackedPairs`)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class SideEncoder(DocumentEncoder):
-    """Tokenizes the sentences of one side. Every sentence ends with the EOS token.
+    """Tokenizes one side of parallel text: the source or the target sentences.
 
-    Targets are encoded in the tokenizer's target mode (Marian has a separate target vocabulary,
-    mBART a different language code). No sentence is left out, so that both sides stay aligned.
+    Every sentence ends with the EOS token. Targets are encoded in the tokenizer's target mode, in
+    which Marian uses its target vocabulary and mBART the target language code. No sentence is left
+    out, so that both sides stay aligned.
 
     Args:
         tokenizer: The tokenizer.
@@ -58,7 +59,10 @@ class SideEncoder(DocumentEncoder):
 
     @property
     def options(self) -> list[Any]:
-        """The values besides text and tokenizer that determine the ids; part of the cache key."""
+        """All values, apart from the text and the tokenizer, that determine the token ids.
+
+        They are part of the cache key.
+        """
         language = getattr(self.tokenizer, "tgt_lang", None) if self.uses_target_mode else None
         return [
             self.side if self.uses_target_mode else "sentence",
@@ -68,7 +72,7 @@ class SideEncoder(DocumentEncoder):
         ]
 
     def should_keep(self, text: str | None) -> bool:
-        """Returns true, to keep both sides aligned."""
+        """Returns true for every text, to keep both sides aligned."""
         return True
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
@@ -92,7 +96,7 @@ def tokenize_pairs(
     description: str = "Tokenizing",
     source_prefix: str | None = None,
 ) -> PairStore:
-    """Tokenizes the columns "source" and "target" of a dataset and caches both.
+    """Tokenizes the columns "source" and "target" of a dataset, and caches the tokens.
 
     The cache does not depend on the maximum lengths.
 
@@ -105,7 +109,7 @@ def tokenize_pairs(
         num_proc: Number of processes.
         overwrite: Whether to ignore a cached result.
         drop_long: Whether to leave out pairs that exceed a maximum length instead of truncating
-            them. Both are counted in `stats` and logged.
+            them. The number of left-out or truncated pairs is stored in `stats` and logged.
         description: Label of the progress bar.
         source_prefix: Prefix of every source sentence.
 
@@ -188,14 +192,14 @@ class PairSide:
 
 
 class PairSums(NamedTuple):
-    """Sums over pairs that determine the number of operations of a training step.
+    """Sums over pairs of texts, from which the FLOPs of a training step are computed.
 
     Attributes:
         source: Source tokens.
         target: Target tokens.
         source_squares: Squared source lengths, for self-attention in the encoder.
         target_squares: Squared target lengths, for self-attention in the decoder.
-        products: Products of both lengths, for cross-attention.
+        products: Products of source and target length, for cross-attention.
     """
 
     source: float
@@ -207,7 +211,7 @@ class PairSums(NamedTuple):
 
 @dataclass
 class PairStore:
-    """Tokenized pairs.
+    """Tokenized pairs of source and target sentences.
 
     Attributes:
         source: The source sentences.
@@ -294,7 +298,7 @@ WIDTH_QUANTILES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)
 
 
 class _PairRowsBase:
-    """Base class of rows of pairs, with the sums that determine the number of operations."""
+    """Base class of rows of pairs, with the sums that determine the FLOPs of a training step."""
 
     pairs: PairStore
 
@@ -302,7 +306,7 @@ class _PairRowsBase:
         raise NotImplementedError
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns the source and target columns of a batch of these rows."""
+        """Returns the numbers of source and target columns of a batch of these rows."""
         raise NotImplementedError
 
     @property
@@ -312,7 +316,7 @@ class _PairRowsBase:
 
     @property
     def padded_sums(self) -> PairSums:
-        """The same sums including padding, if every row has the maximum width."""
+        """The sums over all rows, including padding, if every row has the maximum width."""
         source, target = map(float, self.width(np.arange(len(self))))
         each = (source, target, source * source, target * target, source * target)
         return PairSums(*(len(self) * part for part in each))
@@ -321,13 +325,16 @@ class _PairRowsBase:
 class PairRows(_PairRowsBase):
     """One pair per row, sorted by length. Ties keep the order of the data.
 
-    A batch has one of six combinations of source and target width that are derived from the data,
-    so that the training step is compiled at most six times. With `pad_to_max_length` there is only
-    one. Rows have "target_ids" and "target_segment_ids" in addition to "input_ids" and
-    "segment_ids". They have no position ids, because every sequence starts at position 0.
+    A batch has one of at most six combinations of source and target width, which are derived from
+    the lengths of the pairs. The training step is therefore compiled at most six times. With
+    `pad_to_max_length` there is only one combination.
+
+    Rows have "target_ids" and "target_segment_ids" in addition to "input_ids" and "segment_ids".
+    They have no position ids, because every sequence starts at position 0.
 
     Attributes:
-        widths: Widths of each side, int64 `(2, levels)`, in ascending order.
+        widths: Source and target width of each combination, int64 `(2, combinations)`, in
+            ascending order.
     """
 
     max_runs = 2  # the pair and its padding
@@ -350,7 +357,7 @@ class PairRows(_PairRowsBase):
         return len(self.order)
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns the source and target columns of a batch of these rows."""
+        """Returns the numbers of source and target columns of a batch of these rows."""
         level = int(self.levels[np.asarray(indices)].max(initial=0))
         return int(self.widths[0, level]), int(self.widths[1, level])
 
@@ -372,10 +379,13 @@ class PairRows(_PairRowsBase):
 class PackedPairs(_PairRowsBase):
     """Rows of several pairs, with the source and the target of a pair in the same row.
 
-    Pairs are shuffled (files are often sorted) and divided into groups. Each group is packed
-    separately so that both sides fit. The result depends on the lengths only. Segment ids are the
-    numbers of the pairs within a row, from 1, on both sides. In addition to the arrays of `Rows`
-    there are "target_ids", "target_segment_ids" and "target_position_ids".
+    Pairs are shuffled, because files are often sorted, and divided into groups. Each group is
+    packed separately, such that sources and targets do not exceed their maximum lengths. The result
+    depends only on the lengths of the pairs.
+
+    The segment ids of a pair, in source and target, are its number within the row, from 1. In
+    addition to the arrays of `Rows` there are "target_ids", "target_segment_ids" and
+    "target_position_ids".
     """
 
     def __init__(self, pairs: PairStore):
@@ -401,7 +411,7 @@ class PackedPairs(_PairRowsBase):
         return sums.source / (len(self) * lengths[0]), sums.target / (len(self) * lengths[1])
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns the source and target columns of a batch: always the maximum lengths."""
+        """Returns the maximum lengths of source and target, which are the width of every batch."""
         return self.max_lengths
 
     def fetch(
@@ -442,13 +452,15 @@ def plan_rows(
     max_lengths: tuple[int, int],
     group_size: int = GROUP_SIZE,
 ) -> tuple[np.ndarray, int]:
-    """Assigns pairs to rows: first-fit decreasing, in all groups in parallel.
+    """Assigns pairs to rows with the first-fit decreasing algorithm.
+
+    Pairs are divided into groups, which are packed separately and in parallel.
 
     Args:
         source: Source lengths, `(pairs,)`, at most the first of `max_lengths`.
         target: Target lengths, `(pairs,)`, at most the second of `max_lengths`.
-        max_lengths: Source and target columns of a row.
-        group_size: Number of pairs per group.
+        max_lengths: Numbers of source and target columns of a row.
+        group_size: Maximum number of pairs per group.
 
     Returns:
         The row of each pair, int64 `(pairs,)`, and the number of rows.
@@ -457,7 +469,7 @@ def plan_rows(
     groups = -(-total // group_size)
     each = -(-total // groups)
     order = permute(np.arange(total), total, derive_key("pairs"))
-    # One row per group. Unused positions of the last groups are pairs of length 0.
+    # One row per group. Unused slots at the end are treated as pairs of length 0.
     slots = np.full(groups * each, -1, np.int64)
     slots[:total] = order
     members = slots.reshape(groups, each)
@@ -476,12 +488,12 @@ def plan_rows(
 
 
 def _first_fit(source: np.ndarray, target: np.ndarray, max_lengths: tuple[int, int]) -> np.ndarray:
-    """Assigns the pairs of each group to the first row with space for both sides.
+    """Assigns each pair to the first row of its group that has enough space for both sides.
 
     Args:
         source: Source lengths, `(groups, pairs)`.
         target: Target lengths, `(groups, pairs)`.
-        max_lengths: Source and target columns of a row.
+        max_lengths: Numbers of source and target columns of a row.
     """
     groups, each = source.shape
     rows = np.zeros((groups, each), np.int64)

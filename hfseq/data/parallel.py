@@ -43,8 +43,9 @@ class PairSplits(dict[str, "Dataset"]):
     Args:
         splits: Datasets with the string columns "source" and "target", by split name. Any split may
             be absent.
-        source_lang: Requested source language, otherwise its name in the data, or `None`.
-        target_lang: Likewise for the target.
+        source_lang: Source language. This is the value of the flag or, without the flag, the
+            language that the data specifies. `None` if it is unknown.
+        target_lang: Target language, determined in the same way.
         description: Numbers of pairs and of dropped pairs per split.
     """
 
@@ -62,18 +63,21 @@ class PairSplits(dict[str, "Dataset"]):
 
 @sources.cached_on_arguments
 def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) -> PairSplits:
-    """Loads the pairs that the flags specify, or generates a demonstration if they specify none.
+    """Loads the pairs that the flags specify, or generates demonstration data if they specify none.
 
-    A dataset name is a prepared TFDS directory (`tfds:NAME/CONFIG`), or is passed to the plugins'
-    `load_dataset` hook and looked up on the Hub. Files are tables, aligned text files, or
-    directories of these. Missing splits are taken from the training pairs by the SHA-256 hash of
-    the source sentence, so that all translations of a sentence are in the same split in every run.
-    With `--reverse_translation` the hash is still that of the original source.
+    `--dataset_name tfds:NAME/CONFIG` refers to a prepared TFDS directory. Other dataset names are
+    passed to the plugins' `load_dataset` hook first, and looked up on the Hub if no plugin handles
+    them. Files can be tables, aligned text files, or directories of aligned text files.
 
-    Repeated calls with the same arguments return the same object.
+    If the validation or test split is missing, it is taken from the training pairs. The SHA-256
+    hash of the source sentence determines the split, so that all translations of a sentence are in
+    the same split in every run. With `--reverse_translation`, the hash of the original source
+    sentence (before the sides are swapped) is used.
+
+    Repeated calls with the same `arguments` object return the same result.
 
     Raises:
-        DataError: The data is missing, unreadable or empty, or lacks a side.
+        DataError: The data is missing, unreadable or empty, or has no source or no target.
     """
     origins: dict[str, Origin] = {}
     if name := arguments.dataset_name:
@@ -127,7 +131,11 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
 
 
 def _common_sides(origins: list[Origin]) -> PairColumns:
-    """Returns the sides of the first origin. Raises a `DataError` if other languages differ."""
+    """Returns the columns and languages of the first origin.
+
+    Raises:
+        DataError: The languages of another origin differ.
+    """
     first = origins[0]
     for parts, sides in origins[1:]:
         for side in ("source_lang", "target_lang"):
@@ -172,7 +180,7 @@ _SIDE_BY_NAME = {name: side for side, names in SIDE_COLUMNS.items() for name in 
 def aligned_origin(
     names: Sequence[str], flag: str, arguments: TranslationArguments, folder: bool = False
 ) -> Origin:
-    """Returns the origin of aligned text files, which are paired by name.
+    """Returns the `Origin` of the pairs in aligned text files, which are matched by name.
 
     Two files are a pair if their names differ only in the language (`corpus.en` and `corpus.de`,
     `doc_en.snt` and `doc_es.snt`, `X.en-es.en` and `X.en-es.es`). Without `--source_lang` and
@@ -182,8 +190,8 @@ def aligned_origin(
         names: The files.
         flag: The flag, for messages.
         arguments: The data flags.
-        folder: Whether the files are those of a directory. Files of other languages are ignored
-            then, and files without a partner are logged and left out.
+        folder: Whether the files are the content of a directory. In a directory, files of other
+            languages are ignored, and files without a partner are logged and left out.
 
     Raises:
         DataError: Files cannot be paired, or the languages cannot be determined.
@@ -241,7 +249,7 @@ def _pair_files(
             )
         other = by_stem.setdefault(stem, {}).setdefault(side, file)
         if other != file:
-            raise DataError(f"{flag}: {other} and {file} would be the {side} of the same pair")
+            raise DataError(f"{flag}: {other} and {file} are both the {side} of the same pair")
     pairs: list[tuple[str, str]] = []
     unpaired: list[str] = []
     for pair in by_stem.values():
@@ -253,9 +261,11 @@ def _pair_files(
 
 
 def split_file_name(file: str) -> tuple[str, str]:
-    """Splits a file name into the part that a pair shares and the part that identifies the side.
+    """Splits the name of a text file into a stem and a suffix.
 
-    `a/X.en-es.en.gz` is ("a/X.en-es", "en"), `doc_es.snt` is ("doc", "es"), `en.txt` is ("", "en").
+    Both files of a pair have the same stem. The suffix identifies the side, usually by its
+    language. For example, `a/X.en-es.en.gz` is split into "a/X.en-es" and "en", `doc_es.snt` into
+    "doc" and "es", and `a/en.txt` into "a/" and "en".
     """
     path = PurePosixPath(file)
     name = PurePosixPath(
@@ -303,8 +313,9 @@ def _languages(
             location = f"the directory {PurePosixPath(names[0]).parent}"
         named_languages = f"the languages {', '.join(languages)}" if languages else "no language"
         raise DataError(
-            f"{flag} {location} names {named_languages}: use a pair of files such as corpus.en and "
-            "corpus.de, or specify two languages with --source_lang and --target_lang"
+            f"{flag} {location}: the file names contain {named_languages}; use a pair of files "
+            "such as corpus.en and corpus.de, or specify two languages with --source_lang and "
+            "--target_lang"
         )
     source, target = languages
     if (source_lang and matching == target) or (target_lang and matching == source):
@@ -337,12 +348,12 @@ def _pair_source(source: str, target: str, flag: str) -> PairSource:
 
 @dataclass(frozen=True)
 class SplitShares:
-    """Distribution of sources over splits.
+    """Shares of the source sentences that are assigned to each split.
 
     Attributes:
-        test: Thousandths of the sources for the test split.
-        validation: Thousandths of the sources for the validation split.
-        default: Name of the split for all others.
+        test: Share of the test split, in thousandths.
+        validation: Share of the validation split, in thousandths.
+        default: Name of the split for all other sentences.
     """
 
     test: int = 0
@@ -350,7 +361,12 @@ class SplitShares:
     default: str = "train"
 
     def split_of(self, source: str) -> tuple[str, int]:
-        """Returns the split for all translations of a sentence, and its hash modulo 1000."""
+        """Returns the split for all translations of a source sentence.
+
+        Returns:
+            The split, and the hash of the sentence modulo 1000, which determines the split. The
+            second value is 0 if all sentences are in the default split.
+        """
         if not self.test + self.validation:
             return self.default, 0
         position = int(sha256(source.encode()).hexdigest()[:8], 16) % 1000
@@ -360,7 +376,7 @@ class SplitShares:
 
 
 def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[str, PairFiles]:
-    """Stores all splits, and takes missing splits from the training pairs."""
+    """Stores the pairs of all splits on disk, and takes missing splits from the training pairs."""
 
     def store(name: str, shares: SplitShares) -> PairFiles:
         parts = origins[name][0]
@@ -388,7 +404,7 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
         shares = SplitShares(10 * percent["test"], 10 * percent["validation"])
         pairs = store("train", shares)
         if shares.validation and "validation" not in pairs.report["pairs"]:
-            # No sentence has a hash below the limit: use the one with the lowest hash.
+            # No sentence has a hash below the limit: use the sentence with the lowest hash.
             lowest = pairs.report["lowest"]
             pairs = store("train", replace(shares, validation=lowest + 1 - shares.test))
         if "train" not in pairs.report["pairs"]:
@@ -407,7 +423,13 @@ MAX_REPORTED_PAIRS = 5  # dropped pairs to list in a message
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Pairs stored by `store_pairs`: a directory and its report."""
+    """Pairs that `store_pairs` has stored on disk.
+
+    Attributes:
+        directory: The directory, with one Arrow file per split.
+        report: The content of the report file: for each split the number of pairs and the
+            fingerprint, and information about dropped pairs.
+    """
 
     directory: Path
     report: dict[str, Any]
@@ -426,8 +448,8 @@ class PairFiles:
     def dataset(self, split: str) -> Dataset | None:
         """Returns a split as a memory-mapped `datasets.Dataset`, or `None` if it is empty.
 
-        Its fingerprint is a hash of the content, so that cached tokens do not depend on the
-        location.
+        The fingerprint of the dataset is a hash of its content, so that cached tokens stay valid
+        if the directory is moved.
         """
         if not self.report["pairs"].get(split):
             return None
@@ -447,15 +469,15 @@ def store_pairs(
 ) -> PairFiles:
     """Reads and cleans pairs, divides them into splits, and stores them in `cache_dir`.
 
-    Sides are stripped. Pairs with an empty side are dropped and counted. Memory does not depend on
-    the number of pairs.
+    Whitespace at the beginning and end of each text is removed. Pairs with an empty source or
+    target are dropped and counted. Memory use does not depend on the number of pairs.
 
     Args:
         parts: The sources of pairs.
-        shares: The distribution over splits.
+        shares: The share of each split.
         cache_dir: Directory of cached data.
         overwrite: Whether to ignore a cached result.
-        keep_line_breaks: Whether to keep line breaks within sides instead of replacing them by
+        keep_line_breaks: Whether to keep line breaks within a text instead of replacing them by
             spaces.
     """
     content = [VERSION, *astuple(shares), [part.key for part in parts]]
@@ -503,6 +525,6 @@ def _strip(text: str | None) -> str:
 
 
 def clean_sentence(text: str | None) -> str:
-    """Strips a sentence and joins its lines. A missing one is empty."""
+    """Strips a sentence and replaces its line breaks by spaces. Returns "" for `None`."""
     text = _strip(text)
     return _LINE_BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text

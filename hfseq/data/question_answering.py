@@ -20,14 +20,17 @@ SQUAD_COLUMNS = ("id", "question", "context", "answers")
 
 @dataclass(frozen=True)
 class ContextWindows:
-    """Questions with parts of their contexts, one window per row. Windows of a context overlap.
+    """Tokenized windows, each with a question and a part of its context.
+
+    Every window becomes one row. Consecutive windows of the same context overlap.
 
     Attributes:
         ids: Token ids of each window.
         token_type_ids: Token types of each window, or `None`.
-        offsets: Character span of each token in the context, `(tokens, 2)`, -1 outside of the
-            context.
-        word_ids_of_tokens: Word index of each token of the context, `(tokens,)`, -1 elsewhere.
+        offsets: For each window, the character span of each token in the context, `(tokens, 2)`.
+            -1 for tokens that are not part of the context.
+        word_ids_of_tokens: For each window, the word index of each token, `(tokens,)`. -1 for
+            tokens that are not part of the context.
         example_indices: Index of the question of each window, in ascending order.
     """
 
@@ -38,7 +41,7 @@ class ContextWindows:
     example_indices: np.ndarray
 
     def by_example(self, count: int) -> list[np.ndarray]:
-        """Returns the window indices of each of `count` questions."""
+        """Returns the window indices of each question. `count` is the number of questions."""
         starts = np.searchsorted(self.example_indices, np.arange(count + 1))
         return [np.arange(a, b) for a, b in zip(starts, starts[1:], strict=False)]
 
@@ -72,7 +75,7 @@ def make_windows(
             "(with a tokenizer.json)"
         )
     question_first = tokenizer.padding_side == "right"  # with left padding, the context is first
-    # Leading spaces would use up the window
+    # Leading spaces of a question would leave less space for the context
     stripped_questions = [question.lstrip() for question in questions]
     try:
         encoded = tokenizer(
@@ -115,12 +118,13 @@ def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | No
     """Returns the first and last token of a span of characters.
 
     Args:
-        offsets: Character span of each token, `(tokens, 2)`, -1 outside of the context.
+        offsets: Character span of each token, `(tokens, 2)`. -1 for tokens that are not part of
+            the context.
         start: First character of the span.
         end: End of the span (exclusive).
 
     Returns:
-        The tokens, or `None` if the window does not contain the complete span.
+        The indices of both tokens, or `None` if the window does not contain the complete span.
     """
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > start or offsets[inside[-1], 1] < end:
@@ -137,7 +141,7 @@ class AnswerSpan:
     Attributes:
         start: First character.
         end: End (exclusive).
-        score: Sum of the two logits.
+        score: Sum of `start_logit` and `end_logit`.
         start_logit: Logit of the first token.
         end_logit: Logit of the last token.
     """
@@ -165,12 +169,14 @@ def best_spans(
         start_logits: Start logits of the tokens of each window.
         end_logits: End logits of the tokens of each window.
         offsets: Character spans of the tokens of each window, see `ContextWindows`.
-        n_best: Number of spans to return, and of starts and ends per window to combine.
+        n_best: Number of spans to return. Also the number of most probable start tokens, and of
+            end tokens, that are combined in each window.
         max_answer_length: Maximum span length in tokens.
 
     Returns:
-        The spans, best first, and the score of no answer: the sum of the logits of the first token,
-        in the window where it is lowest.
+        The spans, best first, and the score of predicting no answer. In each window, this score is
+        the sum of the start logit and the end logit of the first token. The lowest score of all
+        windows is returned.
     """
     spans_found, null_score = [], np.inf
     for start, end, spans in zip(start_logits, end_logits, offsets, strict=True):
@@ -192,7 +198,8 @@ def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | N
     """Returns a description of the problem with an example, or `None` if the example is valid.
 
     Args:
-        example: An example with "question", "context" and "answers".
+        example: An example with "question", "context" and "answers". If "answers" is the `Ellipsis`
+            object (`...`), the answers are not checked.
         allow_unanswerable: Whether examples without an answer are valid.
     """
     for name in SQUAD_COLUMNS[1:3]:
@@ -211,7 +218,7 @@ def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | N
         return "it has no answer (allowed with --version_2_with_negative)"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0 or not text:
-            return f"the answer {text!r:.60} at {start!r}"
+            return f"the answer {text!r:.60} at {start!r} is not a text with a character position"
         if context[start : start + len(text)] != text:
             actual_text = context[start : start + len(text)]
             return (
@@ -224,8 +231,9 @@ def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | N
 def flatten_squad(table: Table) -> Table:
     """Returns a table with one question per row.
 
-    SQuAD's original files contain articles with paragraphs, which are flattened. Other tables and
-    the layout of the Transformers 4 script, `{"data": [questions]}`, are supported too.
+    SQuAD's original files contain articles with paragraphs, and paragraphs with questions. These
+    are flattened. Files in the layout of the Transformers 4 script, `{"data": [questions]}`, are
+    also converted. Other tables are returned unchanged.
     """
     if "data" not in table.columns or "question" in table.columns:
         return table

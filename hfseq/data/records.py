@@ -49,12 +49,15 @@ class Records:
         raise IndexError(row)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Returns an example by column. Columns that its table lacks are missing."""
+        """Returns an example as a dictionary from column names to values.
+
+        The dictionary contains only the columns of the table that the example belongs to.
+        """
         table, number = self._find(row)
         return {name: cells[number] for name, cells in table.columns.items()}
 
     def contents(self) -> Iterator[str]:
-        """Yields a string with the content of each example."""
+        """Yields the content of each example as a JSON string, which is hashed to form splits."""
         return (json.dumps(self[row], sort_keys=True, default=str) for row in range(len(self)))
 
     def place(self, row: int) -> str:
@@ -105,13 +108,14 @@ def load_records(
 ) -> dict[str, Records]:
     """Loads the examples that the flags specify, by split.
 
-    Missing splits are taken from the training examples by hash, so that equal examples are in the
-    same split. Repeated calls with the same arguments return the same object.
+    If the validation or test split is missing, it is taken from the training examples. These are
+    selected by the hash of their content, so that equal examples are in the same split. Repeated
+    calls with the same `arguments` object return the same result.
 
     Args:
         arguments: The data flags.
         plugins: Plugins whose `load_dataset` hook may provide the dataset.
-        transform: Converts each table, for formats whose rows are not examples.
+        transform: Function that converts each table, for formats whose rows are not examples.
 
     Raises:
         UsageError: The flags specify no data.
@@ -144,7 +148,9 @@ def load_records(
 def drop_invalid(
     records: Records, split: str, problems: Mapping[int, str], arguments: RecordArguments
 ) -> Records:
-    """Returns the valid examples and logs the others, or raises with `--bad_examples error`.
+    """Returns the valid examples and logs the invalid ones.
+
+    With `--bad_examples error`, invalid examples raise an error instead.
 
     Args:
         records: The examples of a split.
@@ -153,7 +159,8 @@ def drop_invalid(
         arguments: The data flags.
 
     Raises:
-        DataError: There are invalid examples with `--bad_examples error`, or no valid examples.
+        DataError: There are invalid examples and `--bad_examples error` is set, or there are no
+            valid examples.
     """
     if not problems:
         return records

@@ -24,12 +24,15 @@ from hfseq.data.tokenizers import split_long_words
 
 
 class SentencePieceUnigramTokenizer(BaseTokenizer):
-    """A lower-casing unigram tokenizer like T5's: `<pad>` 0, `</s>` 1, `<unk>` 2.
+    """A unigram tokenizer like T5's, which also converts text to lower case.
 
-    Text is normalized (Nmt, NFKC, lower case, single spaces), split at spaces, digits and
-    punctuation, and ends with `eos_token`. `save` also writes a `tokenizer_config.json` next to
-    `tokenizer.json`, so that `AutoTokenizer` returns this tokenizer. Without the file it would
-    build another one, which does not lower-case.
+    The special tokens are `<pad>` (id 0), `</s>` (1) and `<unk>` (2). Text is normalized (Nmt,
+    NFKC, lower case, single spaces) and split at spaces, digits and punctuation. `eos_token` is
+    appended.
+
+    `save` also writes a `tokenizer_config.json` next to `tokenizer.json`, so that `AutoTokenizer`
+    returns this tokenizer. Without the file, `AutoTokenizer` would build a different tokenizer,
+    which does not convert text to lower case.
 
     Args:
         replacement: The character that stands for a space.
@@ -86,7 +89,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
     def train(
         self, files: str | list[str], vocab_size: int = 8000, show_progress: bool = True
     ) -> None:
-        """Trains on text files."""
+        """Trains the vocabulary on text files."""
         files = [files] if isinstance(files, str) else files
         self._tokenizer.train(files, trainer=self._trainer(vocab_size, show_progress))
         self.add_unk_id()
@@ -97,7 +100,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         vocab_size: int = 8000,
         show_progress: bool = True,
     ) -> None:
-        """Trains on texts, or on lists of texts."""
+        """Trains the vocabulary on texts, or on lists of texts."""
         self._tokenizer.train_from_iterator(
             split_long_words(iterator), trainer=self._trainer(vocab_size, show_progress)
         )
@@ -112,7 +115,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         )
 
     def add_unk_id(self) -> None:
-        """Sets the id of unknown text in the unigram model."""
+        """Sets the id of the unknown token in the unigram model."""
         state = json.loads(self._tokenizer.to_str())
         state["model"]["unk_id"] = self.special_tokens["unk"]["id"]
         self._tokenizer = Tokenizer.from_str(json.dumps(state))

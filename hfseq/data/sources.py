@@ -1,4 +1,7 @@
-"""Sources of documents: plugins, the Hub, files, and raw text or arrays; divided into splits."""
+"""Loads documents from plugins, the Hub or files and divides them into splits.
+
+Also reads raw text and arrays, which have no documents, and images or audio in datasets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ DATASETS_WITH_SCRIPTS = (
 )
 
 
-#: Other names of splits, as in `datasets`.
+#: Other names of the splits, which `datasets` recognizes too.
 SPLIT_ALIASES = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -58,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Splits(dict[str, Any]):
-    """Documents by split.
+    """A dictionary of the documents of each split.
 
     Args:
         splits: Documents by split name ("train", "validation", "test"). Any split may be absent.
@@ -72,7 +75,7 @@ class Splits(dict[str, Any]):
     def hold_out(self, arguments: TextArguments) -> None:
         """Takes missing validation and test splits from the training documents.
 
-        Percentages refer to the original training split.
+        The percentages of the flags refer to the training split before any document is taken.
 
         Raises:
             DataError: The training split has too few documents.
@@ -119,11 +122,13 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
     """Loads the documents that the flags specify.
 
     A dataset name is passed to the plugins' `load_dataset` hook first, and looked up on the Hub if
-    no plugin handles it. Without a dataset name, files are read. If the validation split is
-    missing, the first `validation_split_percentage` percent of the training documents are used. For
-    streams, whose length is unknown, these are the documents whose hash is below the percentage:
-    the same documents in every run, with equal documents in the same split. For objectives with a
-    test split, the documents after those for validation are held out for testing.
+    no plugin handles it. Without a dataset name, files are read.
+
+    If the validation split is missing, the first `validation_split_percentage` percent of the
+    training documents are used for validation. For objectives with a test split, the documents
+    after them are used for testing in the same way. The length of a stream is unknown, so its
+    documents are selected by the hash of their text instead of their position. The selection is
+    then the same in every run, and equal documents are in the same split.
 
     Args:
         arguments: The data flags.
@@ -188,7 +193,14 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
 
 
 def _is_between(text: str | None, low: int, high: int, inside: bool) -> bool:
-    """Returns whether the hash of a document is between two percentages (`inside`), or not."""
+    """Compares the position of a document, as given by its hash, with a range of percentages.
+
+    Args:
+        text: The document.
+        low: Lower bound in percent (inclusive).
+        high: Upper bound in percent (exclusive).
+        inside: Whether to return true for documents inside or outside of the range.
+    """
     digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
     return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == inside
 
@@ -199,7 +211,7 @@ def load_dataset_splits(
     split_names: Sequence[str] = ("train", "validation"),
     no_scripts: str = NO_SCRIPTS,
 ) -> dict[str, Any]:
-    """Loads splits of `--dataset_name`.
+    """Loads the splits of the dataset in `--dataset_name`.
 
     Args:
         arguments: The data flags.
@@ -295,7 +307,7 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
 def _build_dataset(
     builder: str, files: list[str], flag: str, arguments: TextArguments, **options: Any
 ) -> Any:
-    """Reads files with a builder of `datasets`, whose cache is keyed by their content."""
+    """Reads files with a builder of `datasets`, whose cache key includes the files' content."""
     from datasets import load_dataset
 
     key = blake2b(repr([data_files.file_identity(file) for file in files]).encode(), digest_size=8)
@@ -303,7 +315,7 @@ def _build_dataset(
         dataset = load_dataset(
             builder,
             key.hexdigest(),
-            # `datasets` expands globs, and these are the names of files
+            # `datasets` expands globs, but these are names of existing files
             data_files={"train": [f if "://" in f else glob.escape(f) for f in files]},
             split="train",
             streaming=arguments.streaming,
@@ -320,7 +332,7 @@ def _build_dataset(
 
 
 def _load_tables(files: list[str], flag: str, arguments: TextArguments) -> Any:
-    """Reads CSV or TSV files. All cells are strings, and empty cells are missing."""
+    """Reads CSV or TSV files. All cells are strings, and empty cells are `None`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.table import MemoryMappedTable
 
@@ -382,7 +394,8 @@ def text_column(
     """Returns the text column.
 
     This is the requested column, otherwise "text", otherwise the first string column whose values
-    are not all numbers. A warning says which column is used if there are several of them.
+    are not all numbers. If there are several such columns, a warning is logged that names the
+    selected column.
 
     Raises:
         DataError: The column does not exist or contains no text.
@@ -432,7 +445,7 @@ NUMBER = re.compile(r"\s*[-+]?[\d.,]+\s*")
 def _first_values(
     dataset: Dataset | IterableDataset, types: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Returns the values of the string columns in the first 100 rows that are not empty."""
+    """Returns the non-empty values of the string columns in the first 100 rows."""
     rows = list(islice(dataset, 100))
     names = [name for name, dtype in types.items() if dtype == "text"]
     values = {name: [row[name] for row in rows if row[name]] for name in names}
@@ -440,7 +453,7 @@ def _first_values(
 
 
 def is_blank(text: str | None) -> bool:
-    """Returns whether a document contains nothing to train on."""
+    """Returns whether a document is empty or contains only whitespace."""
     return not text or text.isspace()
 
 
@@ -450,10 +463,10 @@ def is_raw(arguments: TextArguments) -> bool:
 
 
 def load_raw(arguments: TextArguments) -> dict[str, Any]:
-    """Reads raw text or arrays, and takes missing splits from the training data by position.
+    """Reads raw text or arrays, and takes missing splits from the end of the training data.
 
-    The order is training, validation, test, with `validation_split_percentage` and
-    `test_split_percentage` of the data for the last two.
+    The last `test_split_percentage` percent of the data are used for testing, and the
+    `validation_split_percentage` percent before them for validation.
 
     Raises:
         UsageError: The objective does not support arrays.
@@ -496,9 +509,9 @@ Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 def cached_on_arguments(load: Load) -> Load:
-    """Caches the result of `load(arguments, ...)` on the `arguments` object.
+    """Decorator that caches the result of `load(arguments, ...)` on the `arguments` object.
 
-    Later calls with the same object return the same result.
+    Later calls with the same object return the same result, even if other arguments differ.
     """
     # Not a dataclass field, so that logs and model cards do not include it.
     name = f"_{load.__name__}"
@@ -533,7 +546,7 @@ def complete_splits(splits: dict[str, Any], arguments: TextArguments) -> None:
         train = splits["train"]
         contents = (text.encode("utf-8", "replace") for text in train.contents())
         digests = (blake2b(content, digest_size=8).digest() for content in contents)
-        # A fixed position between 0 and 1 for each example.
+        # The hash of an example gives its position between 0 and 1.
         positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
         in_train = np.ones(len(train), bool)
         for split, share in shares.items():
@@ -555,11 +568,11 @@ def complete_splits(splits: dict[str, Any], arguments: TextArguments) -> None:
 
 
 class MediaSource(NamedTuple):
-    """The location of an image or audio file.
+    """The location or the content of an image or audio file.
 
     Attributes:
-        name: Path or URL. With `data`, a name for messages.
-        data: The content, if it is in memory: encoded, or an image of Pillow.
+        name: Path or URL of the file. If `data` is set, this is only a name that messages use.
+        data: The content, if it is in memory: encoded bytes, or a Pillow image.
     """
 
     name: str
@@ -571,10 +584,10 @@ class UnreadableError(Exception):
 
 
 class MediaColumn(Sequence[MediaSource]):
-    """A column of encoded images or audio of a `datasets.Dataset`, read on access.
+    """A column of encoded images or audio of a `datasets.Dataset`. Items are read on access.
 
-    The decoders of `datasets` are not used: the one for audio requires PyTorch, and an unreadable
-    item would stop the run.
+    The decoders of `datasets` are not used, because its audio decoder requires PyTorch, and because
+    they raise an error for an unreadable item, which would stop the run.
     """
 
     def __init__(self, dataset: Dataset, column: str, origin: str):
@@ -599,7 +612,7 @@ class MediaColumn(Sequence[MediaSource]):
 # -- text and arrays without documents
 
 
-PIECE_BYTES = 1 << 20  # bytes to tokenize at once
+PIECE_BYTES = 1 << 20  # maximum number of bytes to tokenize at once
 BYTE_VOCABULARY_ADVICE = (
     "a byte vocabulary (train_tokenizer.py --vocabulary bytes) supports any file"
 )
@@ -607,7 +620,7 @@ BYTE_VOCABULARY_ADVICE = (
 
 @dataclasses.dataclass
 class _ArrayRange:
-    """The part of `content` from `start` to `stop`."""
+    """The items of `content` from `start` to `stop`. Base class of raw text and arrays."""
 
     content: np.ndarray
     start: int
@@ -622,7 +635,7 @@ class _ArrayRange:
 
 
 class RawText(_ArrayRange):
-    """The bytes of a text."""
+    """The bytes of a text without document boundaries."""
 
     @classmethod
     def read(cls, names: Sequence[str], flag: str) -> Self:
@@ -641,15 +654,17 @@ class RawText(_ArrayRange):
 
     @property
     def bytes(self) -> np.ndarray:
-        """The bytes of this part, uint8."""
+        """The bytes from `start` to `stop`, uint8."""
         return self.content[self.start : self.stop]
 
     def pieces(
         self, flag: str = "--sample_by raw", advice: str = BYTE_VOCABULARY_ADVICE
     ) -> Iterator[str]:
-        """Yields the text in pieces, divided after line feeds unless lines are very long.
+        """Yields the text in pieces of limited size, for tokenization.
 
-        A character that crosses the boundary of a part belongs to the part in which it starts.
+        Pieces end after a line feed, unless a line is longer than a piece. If a multi-byte
+        character crosses the boundary between two splits, it belongs to the split in which it
+        starts.
 
         Args:
             flag: The flag, for messages.
@@ -678,14 +693,17 @@ class RawText(_ArrayRange):
             start = stop
 
     def _character(self, position: int) -> int:
-        """Returns the first position at or after `position` that is not inside of a character."""
+        """Returns the start of the first UTF-8 character at or after `position`."""
         if not position:
             return position  # a continuation byte here is an error
         inside = self.content[position : position + 3] & 0xC0 == 0x80
         return position + (len(inside) if inside.all() else int(inside.argmin()))
 
     def count_words(self, line_ends: bool = True) -> int:
-        """Counts words between whitespace, and line ends; see `tokenize.count_words`."""
+        """Counts whitespace-separated words and, optionally, line ends.
+
+        See `tokenize.count_words`.
+        """
         text = "".join(self.pieces("--word_perplexity", "word counts require text: drop the flag"))
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         return len(text.split()) + ends
@@ -720,7 +738,10 @@ def _load_array(name: str, label: str) -> np.ndarray:
 
 
 class ByteArrays(_ArrayRange):
-    """Arrays of bytes with equal shapes: uint8 `(N, ...)`, memory-mapped if possible."""
+    """Arrays of bytes, e.g. images, with equal shapes.
+
+    `content` is uint8 of shape `(number of arrays, ...)`. It is memory-mapped for .npy files.
+    """
 
     @classmethod
     def read(cls, names: Sequence[str], flag: str) -> Self:
@@ -734,7 +755,8 @@ class ByteArrays(_ArrayRange):
             raise DataError(f"{label}: specify one array file (.npy or .npz)")
         if not names[0].lower().endswith(ARRAY_EXTENSIONS) or "://" in names[0]:
             raise DataError(
-                f"{label}: all splits must be arrays if one is: use one local .npy or .npz file"
+                f"{label} is not a local .npy or .npz file, but all splits must be arrays if one "
+                "of them is"
             )
         try:
             arrays = _load_array(names[0], label)
@@ -755,7 +777,7 @@ class ByteArrays(_ArrayRange):
 
     @property
     def size(self) -> int:
-        """The number of bytes of an array."""
+        """The number of bytes of each array."""
         return int(np.prod(self.content.shape[1:]))
 
 

@@ -1,4 +1,7 @@
-"""Tokenized documents on disk: memory-mapped int32 tokens with the offset of each document."""
+"""Storage of tokenized documents and tables on disk.
+
+A `TokenStore` contains memory-mapped int32 tokens and the offset of each document.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ class TokenStore:
         offsets: Document boundaries, int64 `(documents + 1,)`. Document i consists of
             `tokens[offsets[i]:offsets[i + 1]]` and is never empty.
         pad_token_id: The id for padding.
-        continues: 1 for tokens that continue a word, uint8 `(total,)`, or `None`.
+        continues: 1 for tokens that continue a word and 0 for others, uint8 `(total,)`, or `None`
+            if the data does not specify words.
         header: The content of the header file.
     """
 
@@ -135,7 +139,7 @@ def build_store(
 
     Args:
         path: Directory of the store.
-        chunks: Returns an iterable of chunks of documents.
+        chunks: Function that returns an iterable of chunks of documents.
         header: Additional content of the header file.
         overwrite: Whether to replace an existing store.
 
@@ -190,16 +194,16 @@ def write_once(
     write: Callable[[Path], None],
     overwrite: bool = False,
 ) -> Opened:
-    """Opens the data in a directory, which is written first if it does not exist or is damaged.
+    """Opens data in a directory. If the data does not exist or is damaged, it is written first.
 
     The files are written to a temporary directory that is renamed at the end, so that a killed
     process or a full disk never leaves incomplete data at `path`. If several processes call this
-    function, one of them writes and the others wait for it.
+    function, one of them writes the data and the others wait.
 
     Args:
         path: The directory.
-        opened: Opens the directory, or raises a `DataError` if it is not valid.
-        write: Writes the files into an empty directory.
+        opened: Function that opens the directory, or raises a `DataError` if it is not valid.
+        write: Function that writes the files into an empty directory.
         overwrite: Whether to replace an existing directory.
 
     Returns:
@@ -242,13 +246,13 @@ def write_once(
     return opened(path)
 
 
-#: Increase when the rows of cached tables change.
+#: Part of the cache key of tables. Increase it when the rows of cached tables change.
 ARROW_VERSION = 1
 BATCH_ROWS = 10_000  # rows per record batch
 
 
 class StringTableWriter:
-    """Writes an Arrow stream of string columns, in batches of bounded size.
+    """Writes a table of string columns to a file in Arrow's stream format, in batches of rows.
 
     Args:
         path: The file.
@@ -283,7 +287,7 @@ class StringTableWriter:
         self.rows = []
 
     def close(self) -> str:
-        """Closes the file, and returns a hash of its content."""
+        """Closes the file and returns a hash of its content."""
         if self.rows:
             self._flush()
         self.writer.close()

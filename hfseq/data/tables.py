@@ -1,7 +1,7 @@
-"""Readers of CSV, TSV, JSON and parquet files that keep the location of each row.
+"""Readers of CSV, TSV, JSON and parquet files.
 
-A `TableFile` reads parallel text pair by pair (`file_origin`), and labeled examples as columns
-(`read_table`).
+The readers keep the location of each row for error messages. A `TableFile` reads parallel text pair
+by pair (`file_origin`), and labeled examples as columns (`read_table`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 10_000  # rows per record batch
 SURROGATE = re.compile("[\ud800-\udfff]")  # unpaired surrogates, which JSON can encode
-#: A class name or id, several for multi-label classification, or a number. None if missing.
+#: A class name or id, a tuple of class names or ids for multi-label classification, or a number for
+#: regression. None if the label is missing.
 Label = str | float | tuple[str, ...] | None
 
 
@@ -45,7 +46,7 @@ class Table:
     Attributes:
         columns: Lists of cells by column name.
         origin: Location of the table, for messages.
-        line_numbers: Line number of each row, or `None` if the file has no lines.
+        line_numbers: Line number of each row, or `None` for formats without lines.
         task: The GLUE task whose original file format was recognized.
         classes: Class names by class id, for each column of class ids or of lists of class ids.
     """
@@ -71,7 +72,8 @@ class Table:
         Args:
             flag: Name of the flag.
             name: Value of the flag. `None` is returned unchanged.
-            required: Whether to raise instead of returning `None` if the column does not exist.
+            required: Whether to raise an error if the column does not exist. Otherwise `None` is
+                returned.
 
         Raises:
             DataError: The column does not exist.
@@ -112,7 +114,7 @@ class Table:
         return column_name
 
     def texts(self, column: str) -> list[str]:
-        """Returns a column of texts. Raises a `DataError` for cells without text."""
+        """Returns a column of texts. Raises a `DataError` if a cell is not a valid text."""
         for row, cell in enumerate(self.columns[column]):
             if not isinstance(cell, str) or SURROGATE.search(cell):
                 content = "nothing" if cell is None else f"{cell!r:.80}, which is not text,"
@@ -122,15 +124,22 @@ class Table:
     def labels(self, column: str, task_name: str | None) -> list[Label]:
         """Returns the labels of a column.
 
-        Labels are stripped strings, class names instead of class ids, tuples of these for lists, or
-        floating point numbers. Missing labels are `None`.
+        Args:
+            column: Name of the column.
+            task_name: Name of a GLUE task, whose class names are used if the table has none.
+
+        Returns:
+            The labels. Floating point numbers are returned unchanged. Other labels are converted
+            to strings without surrounding whitespace, and class ids are replaced by class names if
+            these are known. Lists become tuples of such strings. Missing labels are `None`.
 
         Raises:
-            DataError: A list contains something else, or only some of the labels are lists.
+            DataError: A list contains values that are not class names or class ids, or only some of
+                the labels are lists.
         """
         task = GLUE.get(task_name or "")
         names = self.classes.get(column) or (task.labels if task else ())
-        missing = ("-1", "-1.0") if names or task else ()  # GLUE's test labels
+        missing = ("-1", "-1.0") if names or task else ()  # as in the test splits of GLUE
         numbered = {str(number): name for number, name in enumerate(names)}
 
         def read(cell: str | float | None) -> str | float | None:
@@ -161,7 +170,7 @@ class Table:
 
 
 def classes_by_column(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the class names of the columns with class ids, or with lists of class ids.
+    """Returns the class names of each column that contains class ids or lists of class ids.
 
     Args:
         features: The features of a dataset by column.
@@ -175,19 +184,19 @@ def classes_by_column(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]
     return classes
 
 
-#: Row number, source and target. None if a side is missing.
+#: Row number, source and target. The source or target is None if it is missing.
 Pair = tuple[int, str | None, str | None]
 
 
 @dataclass(frozen=True)
 class PairSource:
-    """A source of pairs.
+    """A file or dataset from which pairs are read.
 
     Attributes:
         name: Name for messages.
-        key: Values that identify the content, for the cache.
-        read: Yields the pairs.
-        unit: Unit of the row numbers, for messages.
+        key: Values that identify the content, for the cache key.
+        read: Function that yields the pairs.
+        unit: Unit of the row numbers, for messages: "line", "row", "record" or "pair".
     """
 
     name: str
@@ -198,7 +207,7 @@ class PairSource:
 
 @dataclass(frozen=True)
 class PairColumns:
-    """The names of the source and target columns, and their languages if known."""
+    """The names of the source and target columns, and their languages if these are known."""
 
     source: str
     target: str
@@ -206,18 +215,18 @@ class PairColumns:
     target_lang: str | None = None
 
 
-#: The sources of a split, and the columns and languages of its sides.
+#: The files or datasets of a split, and the columns and languages of its source and target.
 Origin = tuple[list[PairSource], PairColumns]
-#: The columns of the sides, a function that yields the pairs, and whether there is a header.
+#: The source and target columns, a function that yields the pairs, and whether there is a header.
 PairReader = tuple[PairColumns, Callable[[], Iterator[Pair]], bool]
 
 
 class TableFile:
-    """The rows of a file, which are read in order and never all at once.
+    """Base class of the readers of table files.
 
-    Rows are numbered by the line in which they start or, in files without lines (parquet, JSON
-    arrays), by their position. `unit` is the unit of these numbers. The size of decompressed data
-    is limited.
+    Rows are numbered by the line in which they start. In files without lines (parquet, JSON
+    arrays), they are numbered by their position. `unit` is "line" or "row" accordingly. The size of
+    decompressed data is limited.
     """
 
     unit = "line"
@@ -234,7 +243,7 @@ class TableFile:
         raise NotImplementedError
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Returns a reader of pairs, without reading them."""
+        """Returns a reader of pairs. The pairs are only read when the reader is called."""
         raise NotImplementedError
 
 
@@ -252,12 +261,13 @@ class DelimitedTable(TableFile):
         self.is_tsv = files.extension_of(file) == ".tsv"
 
     def cells(self, quoted: bool, strict: bool, advice: str) -> Iterator[tuple[int, list[str]]]:
-        """Yields the lines of the file as lists of cells, with their line numbers.
+        """Yields the rows of the file as lists of cells, with their line numbers.
 
         Args:
-            quoted: Whether " quotes cells. Quoted cells may contain line breaks.
+            quoted: Whether cells can be enclosed in quotation marks ("). Quoted cells may contain
+                line breaks.
             strict: Whether text after a closing quotation mark is an error.
-            advice: What to do about invalid quotation, for messages.
+            advice: What to do about invalid quotation marks, for messages.
         """
         lines, separator = files.read_lines(self.file, self.flag), "\t" if self.is_tsv else ","
         if not quoted:
@@ -281,24 +291,25 @@ class DelimitedTable(TableFile):
         pad_short_rows: bool = False,
         advice: str = "",
     ) -> Iterator[tuple[int, list[str]]]:
-        """Yields the rows with their line numbers. All have as many cells as the first one.
+        """Yields the rows with their line numbers. All rows have as many cells as the first row.
 
-        Empty cells beyond those of the first row are dropped. Empty rows at the end of the file are
-        ignored, and so are blank lines, except in a file with one column, where they are empty
-        cells.
+        Additional cells at the end of a row are dropped if they are empty. Rows of empty cells at
+        the end of the file are ignored. Blank lines are ignored too, except in a file with one
+        column, where a blank line is a row with an empty cell.
 
         Args:
-            quoted: Whether " quotes cells. Default: in CSV files.
+            quoted: Whether cells can be enclosed in quotation marks ("). Default: true for CSV
+                files, false for TSV files.
             strict: Whether text after a closing quotation mark is an error.
-            pad_short_rows: Whether missing cells at the end of a row are empty, instead of an
-                error.
+            pad_short_rows: Whether to add empty cells to a row with too few cells, instead of
+                raising an error.
             advice: What to do about quotation marks, for messages.
 
         Raises:
             DataError: A row has more or fewer cells than the first one.
         """
         quoted = not self.is_tsv if quoted is None else quoted
-        width, pending = 0, []  # empty rows, which count if another row follows
+        width, pending = 0, []  # pending: empty rows, which are yielded if another row follows
         for number, row in self.cells(quoted, strict, advice):
             if not any(row):
                 if len(row) > 1 or width == 1:
@@ -327,8 +338,8 @@ class DelimitedTable(TableFile):
         """Yields the rows after the header.
 
         Raises:
-            DataError: The header has one column that contains another separator, or a row repeats
-                the header, for instance because files were concatenated.
+            DataError: The header has a single column whose name contains a different separator, or
+                a row repeats the header, for instance because files were concatenated.
         """
         other = next((mark for mark in ";\t|," if mark in header[0]), None)
         if len(header) == 1 and other:
@@ -346,7 +357,11 @@ class DelimitedTable(TableFile):
             yield number, row
 
     def table(self, arguments: TableArguments) -> Table:
-        """Reads all rows. Column names come from the header or from CoLA, or are numbers."""
+        """Reads all rows into columns.
+
+        Without a header, the columns are named by their numbers, except in CoLA's original files,
+        whose columns are known.
+        """
         quoted = not self.is_tsv if arguments.quoting is None else arguments.quoting
         flag = "--no_quoting" if quoted else "--quoting True"
         meaning = "an ordinary character" if quoted else "a quotation mark"
@@ -389,7 +404,8 @@ class DelimitedTable(TableFile):
     def _is_cola(self, rows: list[list[str]], arguments: TableArguments) -> bool:
         """Returns whether this is an original file of CoLA, which has no header.
 
-        Its columns are a source, 0 or 1, the mark of the author, and a sentence.
+        Its columns are the source, the label (0 or 1), the judgment mark of the original author,
+        and the sentence.
         """
         if not self.is_tsv or arguments.requested_columns or arguments.header:
             return False
@@ -407,10 +423,10 @@ class DelimitedTable(TableFile):
 
         The first rule that applies decides:
 
-        1. `--header`.
-        2. A flag that specifies a column by its number: no header. Raises a `DataError` if the
-           first row looks like a header nevertheless.
-        3. Otherwise there is a header.
+        1. `--header`, if it is given.
+        2. If a flag specifies a column by its number, the file has no header. A `DataError` is
+           raised if the first row looks like a header nevertheless.
+        3. Otherwise the file has a header.
         """
         if arguments.header is not None:
             return arguments.header
@@ -422,10 +438,11 @@ class DelimitedTable(TableFile):
     def _check_first_label(
         self, numbers: list[int], rows: list[list[str]], arguments: TableArguments
     ) -> None:
-        """Raises a `DataError` if the first label could be a column name or a class.
+        """Raises a `DataError` if the first label could be either a column name or a class.
 
-        This is the case if it contains a letter and occurs in no other row, while the other labels
-        repeat, as classes do and regression targets do not.
+        This is the case if the label contains a letter and occurs in no other row, and if the other
+        labels are classes. They are assumed to be classes if each of them occurs twice on average,
+        unlike the targets of a regression.
         """
         column = column_number(arguments.label_column, len(rows[0]))
         if column is None:
@@ -440,7 +457,7 @@ class DelimitedTable(TableFile):
             )
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Returns a reader of pairs. CSV files are quoted, TSV files are not."""
+        """Returns a reader of pairs. Cells can be quoted in CSV files, but not in TSV files."""
         rows = partial(
             self.rows,
             strict=True,
@@ -506,7 +523,7 @@ class JsonTable(TableFile):
                 yield number, record
 
     def pair_records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the objects, or those in the list "data" of a single object."""
+        """Yields the objects. If an object has a list "data", its entries are yielded instead."""
         for number, record in self.records():
             entries = record.get("data")
             if not isinstance(entries, list):
@@ -514,7 +531,9 @@ class JsonTable(TableFile):
                 continue
             for entry_number, entry in enumerate(entries, 1):
                 if not isinstance(entry, dict):
-                    raise DataError(f"{self.origin}: entry {entry_number} of 'data' is no object")
+                    raise DataError(
+                        f"{self.origin}: entry {entry_number} of 'data' is not a JSON object"
+                    )
                 yield entry_number, entry
 
     def table(self, arguments: TableArguments) -> Table:
@@ -528,7 +547,8 @@ class JsonTable(TableFile):
     def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Returns a reader of pairs.
 
-        They are in two columns, or in a "translation" object with one text per language.
+        Source and target are two values of each object. They can be nested in a "translation"
+        object, which has one text per language.
         """
         _, first = next(self.pair_records(), (0, {}))
         nested = isinstance(first.get("translation"), dict)
@@ -580,7 +600,7 @@ class ParquetTable(TableFile):
         try:
             with files.open_binary(self.file) as stream:
                 yield ParquetFile(stream)
-        except (UnicodeDecodeError, DataError):  # handled by callers that know the row
+        except (UnicodeDecodeError, DataError):  # handled by the callers, which know the row
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
@@ -602,7 +622,8 @@ class ParquetTable(TableFile):
     def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Returns a reader of pairs.
 
-        They are in two string columns, or in a "translation" struct with one text per language.
+        Source and target are two string columns. They can be fields of a "translation" struct,
+        which has one text per language.
         """
         import pyarrow
 
@@ -649,7 +670,7 @@ def open_table(file: str, flag: str) -> TableFile:
 
 
 def read_table(file: str, flag: str, arguments: TableArguments) -> Table:
-    """Reads a file of examples. Raises a `DataError` if it contains none."""
+    """Reads a file of examples. Raises a `DataError` if the file contains no examples."""
     source = open_table(file, flag)
     table = source.table(arguments)
     if not len(table):
@@ -658,7 +679,7 @@ def read_table(file: str, flag: str, arguments: TableArguments) -> Table:
 
 
 def file_origin(file: str, flag: str, arguments: TranslationArguments) -> Origin:
-    """Returns the origin of the pairs in a table file."""
+    """Returns the `Origin` of the pairs in a table file: a `PairSource` and its columns."""
     table = open_table(file, flag)
     columns, read, header = table.pairs(arguments)
     key = [files.file_identity(file), [columns.source, columns.target], header]
@@ -666,9 +687,9 @@ def file_origin(file: str, flag: str, arguments: TranslationArguments) -> Origin
 
 
 def dataset_origin(dataset: Dataset, location: str, arguments: TranslationArguments) -> Origin:
-    """Returns the origin of the pairs in a dataset.
+    """Returns the `Origin` of the pairs in a dataset: a `PairSource` and its columns.
 
-    They are in a "translation" column by language, or in two string columns.
+    Source and target are two string columns, or two languages of a "translation" column.
 
     Raises:
         DataError: The dataset is a stream, or a column is missing.
@@ -723,15 +744,15 @@ def choose_columns(
 ) -> PairColumns:
     """Chooses the source and the target column.
 
-    For each side, the first rule that finds a column decides:
+    For each of the two sides, the first rule that finds a column decides:
 
     1. The column that `--source_column` or `--target_column` specifies.
     2. The column that is named after the language in `--source_lang` or `--target_lang`, e.g. "de"
        or "german".
     3. The first column with a common name of the side, e.g. "source".
-    4. The first column that is left. If the side has no requested language, columns that are named
-       after a language come first. Otherwise they are excluded, because their language is a
-       different one.
+    4. The first column that is left. If no flag specifies the language of the side, columns that
+       are named after a language come first. If a flag does, these columns are excluded, because
+       they contain another language.
 
     Args:
         names: The text columns.
@@ -777,7 +798,7 @@ def choose_columns(
 def _find_column(
     side: str, names: Sequence[str], arguments: TranslationArguments, location: str
 ) -> str | None:
-    """Returns the column of a side by its flag, its language or its common names."""
+    """Returns the column of a side according to the first three rules of `choose_columns`."""
     column = getattr(arguments, f"{side}_column")
     if column:
         if column not in names:
@@ -793,7 +814,7 @@ def _find_column(
 
 
 def _first_column_left(names: list[str], language: str | None) -> str | None:
-    """Returns the column for a side that no rule matched, see `choose_columns`."""
+    """Returns the column of a side according to the last rule of `choose_columns`."""
 
     def names_language(name: str) -> bool:
         # "id" is more often an identifier than Indonesian.
@@ -809,11 +830,12 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
 
     The first rule that applies decides:
 
-    1. A flag that specifies a column requires a header.
-    2. A header has at least two different cells that are known names: languages, values of
-       `--source_lang` and `--target_lang`, or common names of a side such as "source". Spellings of
-       one language count once.
-    3. For objectives that expect a header: it has short, different cells without numbers.
+    1. If a flag specifies a column, there is a header.
+    2. If at least two cells are known names, the row is a header. Known names are languages, the
+       values of `--source_lang` and `--target_lang`, and common names of a side such as "source".
+       Different spellings of the same language count once.
+    3. For objectives that expect a header (summarization), the row is a header if all cells differ
+       and consist of at most three words that do not begin with a digit.
     """
     if arguments.source_column or arguments.target_column:
         return True

@@ -1,6 +1,6 @@
-"""Parallel text in directories that TensorFlow Datasets prepared.
+"""Reads parallel text from directories that TensorFlow Datasets (TFDS) prepared.
 
-TFRecord files are read without TensorFlow, other formats with `tensorflow_datasets`.
+TFRecord files are read without TensorFlow. Other formats are read with `tensorflow_datasets`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hfseq import errors
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, TranslationArguments
 from hfseq.data.tables import Origin, Pair, PairColumns, PairSource, choose_columns
-from hfseq.errors import DataError, UsageError, did_you_mean
+from hfseq.errors import DataError, UsageError, did_you_mean, import_problem
 
 
 def read_tfrecords(file: str, flag: str) -> Iterator[bytes]:
@@ -45,7 +45,7 @@ for _ in range(8):
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the CRC-32C checksum, rotated and offset as in TFRecord files."""
+    """Returns the CRC-32C checksum, masked as in TFRecord files (rotated, plus a constant)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -54,7 +54,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_example(record: bytes) -> dict[str, str]:
-    """Returns the features of a `tf.train.Example` that contain one byte string, as text."""
+    """Decodes a `tf.train.Example`. Returns the features that contain one byte string, as text."""
     texts: dict[str, str] = {}
     for _, start, end in _fields(record, 0, len(record)):  # Example.features
         for _, begin, stop in _fields(record, start, end):  # Features.feature, a map
@@ -72,7 +72,16 @@ def parse_example(record: bytes) -> dict[str, str]:
 
 
 def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """Returns number, start and end of the length-delimited fields of a protocol buffer message."""
+    """Returns the length-delimited fields of a protocol buffer message.
+
+    Args:
+        data: The data that contains the message.
+        at: Start of the message.
+        end: End of the message.
+
+    Returns:
+        The number, start and end of each field.
+    """
     fields = []
     while at < end:
         tag, at = _varint(data, at)
@@ -114,7 +123,10 @@ _NAME = re.compile(
 
 
 def split_origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, Origin]:
-    """Returns the origins of all splits of `tfds:NAME/CONFIG[:VERSION]`."""
+    """Returns the `Origin` of each split of `tfds:NAME/CONFIG[:VERSION][#SPLIT]`.
+
+    With `#SPLIT`, that split is used for training and other splits are ignored.
+    """
     dataset, split = _find(name, flag)
     splits = [name for name in SPLITS if name in dataset.splits]
     if split or not splits:
@@ -123,7 +135,7 @@ def split_origins(name: str, flag: str, arguments: TranslationArguments) -> dict
 
 
 def split_origin(name: str, flag: str, arguments: TranslationArguments, split: str) -> Origin:
-    """Returns the origin of the split after `#` in `name`, or of `split`."""
+    """Returns the `Origin` of the split after `#` in `name`, or of `split` if there is none."""
     dataset, requested_split = _find(name, flag)
     return dataset.origin(requested_split or split, arguments)
 
@@ -191,9 +203,10 @@ class _PreparedDataset:
         )
 
     def origin(self, split: str, arguments: TranslationArguments) -> Origin:
-        """Returns the origin of a split.
+        """Returns the `Origin` of a split.
 
-        The supervised keys of the dataset precede other features.
+        If no language or common name identifies the columns, the supervised keys of the dataset are
+        preferred to its other features.
 
         Raises:
             DataError: The split does not exist, or the description is not valid.
@@ -307,9 +320,10 @@ class _OtherFormat:
             builder = tensorflow_datasets.builder_from_directory(self.directory)
             source = builder.as_data_source(split=self.split)
         except ImportError as error:
+            problem = import_problem(error, "tensorflow_datasets", "hfseq[tfds]")
             raise DataError(
-                f"{self.flag}: {self.directory} is stored as {self.format}, which requires pip "
-                f"install 'hfseq[tfds]' ({error}); files in the tfrecord format are read without it"
+                f"{self.flag}: {self.directory} is stored as {self.format}, which {problem}. Only "
+                "data in the tfrecord format does not require this package"
             ) from error
         except NotImplementedError as error:
             raise DataError(

@@ -1,4 +1,7 @@
-"""Tokenization of documents: in parallel to a `TokenStore`, or on the fly for streams."""
+"""Tokenization of documents, in parallel processes or on the fly for streams.
+
+The tokens of map-style datasets are cached in a `TokenStore`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 BATCH_DOCUMENTS = 1000  # maximum number of documents per task
-MAX_CALL_CHARACTERS = 1 << 23  # per tokenizer call, which uses about 100 bytes for each
+MAX_CALL_CHARACTERS = 1 << 23  # per call of the tokenizer, which uses about 100 bytes for each
 
 
 def tokenize(
@@ -54,11 +57,11 @@ def tokenize(
         cache_dir: Directory of cached tokens.
         line_by_line: Whether to truncate each document to `max_length` tokens, including special
             tokens.
-        max_length: The length for `line_by_line`.
+        max_length: Maximum length in tokens. Only used with `line_by_line`.
         num_proc: Number of processes.
         overwrite: Whether to ignore a cached result.
-        keep_blank: Whether blank documents (e.g. a line break) are part of the text. Otherwise they
-            are left out.
+        keep_blank: Whether blank documents (e.g. a line break) are kept as part of the text.
+            Otherwise they are left out.
         append_eos: Whether to append the end-of-text token to each document.
         description: Label of the progress bar.
 
@@ -66,11 +69,13 @@ def tokenize(
         The tokens.
 
     Raises:
-        UsageError: `line_by_line` without `max_length`.
+        UsageError: `line_by_line` is set without `max_length`.
         DataError: The documents cannot be read, or contain no text.
     """
     if line_by_line and not max_length:
-        raise UsageError("--line_by_line requires --max_seq_length, the length to truncate to")
+        raise UsageError(
+            "--line_by_line requires --max_seq_length, the length to which documents are truncated"
+        )
     limit = max_length if line_by_line else None
     encode = DocumentEncoder(tokenizer, limit, keep_blank, append_eos)
     return tokenize_column(
@@ -120,8 +125,8 @@ def tokenize_raw(
 ) -> TokenStore:
     """Tokenizes a raw text as one document without special tokens.
 
-    With a byte vocabulary the tokens are looked up in a table. Other tokenizers' results are cached
-    in `cache_dir`.
+    With a byte vocabulary, the token ids are looked up in a table. The results of other tokenizers
+    are cached in `cache_dir`.
     """
     table = byte_ids(tokenizer)
     pad = tokenizer.pad_token_id or 0
@@ -141,16 +146,16 @@ def tokenize_raw(
 
 
 class DocumentEncoder:
-    """Tokenizes lists of documents. Can be sent to other processes.
+    """Tokenizes lists of documents. Can be pickled for worker processes.
 
     Args:
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens per document, or `None`.
-        keep_blank: Whether blank documents are part of the text.
+        keep_blank: Whether blank documents are kept as part of the text instead of being left out.
         append_eos: Whether to append the end-of-text token to each document.
 
     Raises:
-        UsageError: `append_eos` with a tokenizer that has no end-of-text token.
+        UsageError: `append_eos` is set, but the tokenizer has no end-of-text token.
     """
 
     def __init__(
@@ -164,18 +169,21 @@ class DocumentEncoder:
         self.append_eos = append_eos
         if append_eos and tokenizer.eos_token_id is None:
             raise UsageError("--append_eos: the tokenizer has no end-of-text token; drop the flag")
-        # A byte vocabulary that never parses special tokens in texts is a lookup table.
+        # A byte vocabulary is a lookup table if special tokens in a text are not parsed.
         verbatim = getattr(tokenizer, "split_special_tokens", False)
         self.bytes = byte_ids(tokenizer) if verbatim else None
 
     @property
     def options(self) -> list[Any]:
-        """The values besides text and tokenizer that determine the ids; part of the cache key."""
+        """All values, apart from the text and the tokenizer, that determine the token ids.
+
+        They are part of the cache key.
+        """
         flags = {"keep_blank": self.keep_blank, "append_eos": self.append_eos}
         return [self.max_length, *(name for name, on in flags.items() if on)]
 
     def should_keep(self, text: str | None) -> bool:
-        """Returns whether a document contains anything to train on."""
+        """Returns whether a document is tokenized. Empty documents are left out."""
         return bool(text) if self.keep_blank else not is_blank(text)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +205,7 @@ class DocumentEncoder:
         for number, text in enumerate(texts, 1):
             batch.append(text)
             size += len(text)
-            # A full batch of books would not fit into memory
+            # A full batch of long documents, e.g. books, would not fit into memory
             if size >= MAX_CALL_CHARACTERS or number == len(texts):
                 rows += self._rows(batch)
                 batch, size = [], 0
@@ -212,7 +220,7 @@ class DocumentEncoder:
         if backend is None:
             options = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
             return self.tokenizer(texts, verbose=False, **options)["input_ids"]
-        # Call the Rust tokenizer directly: this builds no offsets, masks or dictionaries.
+        # Call the Rust tokenizer directly, which avoids building offsets, masks and dictionaries.
         backend.no_padding()
         backend.no_truncation()
         if self.max_length:
@@ -223,7 +231,10 @@ class DocumentEncoder:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Returns a JSON-serializable value that determines the tokenizer's ids, for cache keys."""
+    """Returns everything that determines the tokenizer's ids, for cache keys.
+
+    The result can be converted to JSON.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         name = type(tokenizer).__qualname__
@@ -295,11 +306,11 @@ def _encode_range(
 def count_words(
     dataset: Dataset, column: str, keep_blank: bool = False, line_ends: bool = True
 ) -> int:
-    """Counts the units of word-level perplexity: words between whitespace, and line ends.
+    """Counts whitespace-separated words and line ends, for word-level perplexity.
 
-    Every line has one line end, including the last line of a text without a final line break. This
-    is the count of WikiText (Merity et al., 2016), where each line ends with `<eos>`. Without
-    `line_ends` only words count, as for PG-19 (Rae et al., 2020).
+    Every line has one line end, even the last line of a text without a final line break. This
+    corresponds to WikiText (Merity et al., 2016), where each line ends with `<eos>`. Without
+    `line_ends`, only words are counted, as for PG-19 (Rae et al., 2020).
     """
     words = 0
     for text in _kept_texts(dataset, column, keep_blank):

@@ -1,4 +1,4 @@
-"""Beam search, with and without sampling, by the rules of PyTorch's ``generate``."""
+"""Beam search, with and without sampling, with the same rules as PyTorch's ``generate``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ NEVER = -1.0e9
 
 
 class Beams(NamedTuple):
-    """``num_beams`` hypotheses of each input row.
+    """``num_beams`` hypotheses of each input.
 
     Attributes:
         sequences: Token buffers, `(batch, num_beams, buffer)`.
-        scores: Sums of log-probabilities, `(batch, num_beams)`. Finished beams are normalized by
-            length.
-        parents: The beam row that each step continued, `(batch, num_beams, buffer)`. The last axis
-            is empty if parents are not recorded.
+        scores: Sums of log-probabilities, `(batch, num_beams)`. The scores of finished beams are
+            divided by the length penalty.
+        parents: For each step, the index of the beam that the hypothesis continued, `(batch,
+            num_beams, buffer)`. The index counts all `batch * num_beams` beams. The last axis is
+            empty if parents are not recorded.
     """
 
     sequences: jax.Array
@@ -51,8 +52,9 @@ class BeamState(NamedTuple):
         running: Hypotheses that can be extended.
         finished: The best hypotheses that have ended.
         is_finished: Which entries of ``finished`` are in use, `(batch, num_beams)`.
-        improvable: Whether a running beam can still beat a finished one, `(batch, 1)`.
-        all_ended: Whether every candidate of the last step ended.
+        improvable: Whether a running beam can still get a better score than the worst finished
+            beam, `(batch, 1)`.
+        all_ended: Whether all candidates of the last step ended.
         inputs: Keyword arguments of the next call of the model.
         recorded: Scores and logits of all steps, if they were requested.
     """
@@ -68,13 +70,13 @@ class BeamState(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The best continuations of a step, `(batch, candidates)`.
+    """The best continuations in a step. All arrays have the shape `(batch, candidates)`.
 
     Attributes:
         scores: Sums of log-probabilities.
-        beams: Index of the continued beam.
+        beams: Index of the beam that is continued.
         tokens: The new token.
-        ended: Whether the continuation ends with this token.
+        ended: Whether the hypothesis ends with this token.
     """
 
     scores: jax.Array
@@ -84,20 +86,23 @@ class Candidates(NamedTuple):
 
 
 class BeamSearch(Search):
-    """Keeps and extends the ``num_beams`` best hypotheses per row and collects those that end."""
+    """Extends the ``num_beams`` best hypotheses of each input and collects finished hypotheses."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         super().__init__(model, plan, operands)
         self.options = plan.options
         self.processors += plan.options.warpers()
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
-        # Enough that num_beams of them continue even if all others end.
+        # With this many candidates, at least num_beams of them do not end with an end token.
         self.num_candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
         self.norms = jnp.asarray(length_norms(plan.options, plan.buffer + 1))
         self.keeps_parents = plan.options.output_scores or plan.options.output_logits
 
     def begin(self) -> BeamState:
-        """Returns the state before the first token. Only the first beam of each row counts."""
+        """Returns the state before the first token.
+
+        All beams of an input are equal here, so all except the first get the score ``NEVER``.
+        """
         rows = self.token_buffer()
         sequences = rows.reshape(self.batch, self.beams, -1)
         vocab_size = self.model.vocab_size("decoder_input_ids")
@@ -117,14 +122,14 @@ class BeamSearch(Search):
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
-        """Returns whether a better result is possible, as a scalar."""
+        """Returns a scalar, whether the search can still find a better result."""
         improvable = state.improvable.any()
         if self.options.early_stopping is True:
             improvable &= ~state.is_finished.all()
         return improvable & ~state.all_ended
 
     def done(self, state: BeamState) -> jax.Array:
-        """Returns for each input row whether its best beams are final, `(batch,)`."""
+        """Returns, for each input, whether its best beams are final, `(batch,)`."""
         is_done = ~state.improvable[:, 0]
         return (
             is_done | state.is_finished.all(-1) if self.options.early_stopping is True else is_done
@@ -146,7 +151,7 @@ class BeamSearch(Search):
         )
 
     def result(self, state: BeamState) -> FlaxBeamSearchOutput:
-        """Returns the best beams. Sequences still have the width of the buffer."""
+        """Returns the best beams. Sequences still have the length of the token buffer."""
         num_returned = self.options.num_return_sequences
         finished = jax.tree.map(
             lambda leaf: leaf[:, :num_returned].reshape(self.batch * num_returned, *leaf.shape[2:]),
@@ -167,8 +172,9 @@ class BeamSearch(Search):
         """Scores the next tokens.
 
         Returns:
-            Processed log-probabilities, `(rows, vocab_size)`; the maxima of their blocks, or `None`
-            if they are not used; the model's next inputs; the recorded values.
+            A tuple of the processed log-probabilities, `(rows, vocab_size)`, the maxima of their
+            blocks (:mod:`hfseq.nn.cpu`) or `None` if they are not used, the next inputs of the
+            model, and the recorded values.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.next_logits(take_column(flat, state.length - 1), state.inputs)
@@ -187,7 +193,7 @@ class BeamSearch(Search):
             if changed is None:
                 maxima = cpu.block_maxima(scores, width)
             else:
-                # changed_blocks returns None for any other kind of processor
+                # For processors of other classes, changed_blocks would have returned None.
                 processors = cast(list[FlaxLogitsProcessor], self.processors)
                 maxima = cpu.update_block_maxima(processors, maxima, scores, state.length, changed)
         recorded = record_step(state.recorded, step, scores=scores, logits=logits)
@@ -229,7 +235,7 @@ class BeamSearch(Search):
         parents, tokens = _pick(candidates.beams, order), _pick(candidates.tokens, order)
         sequences = _write(_pick(state.running.sequences, parents), tokens, state.length)
         history = state.running.parents
-        if self.keeps_parents:  # append the rows that are continued
+        if self.keeps_parents:  # record which rows are continued
             rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).astype(jnp.int32)
             history = _write(_pick(history, parents), rows, step)
         return Beams(sequences, scores, history), parents
@@ -237,12 +243,13 @@ class BeamSearch(Search):
     def _finish(
         self, state: BeamState, candidates: Candidates, step: Length
     ) -> tuple[Beams, jax.Array]:
-        """Merges the beams that end in this step with the finished ones and keeps the best."""
+        """Merges the beams that end in this step with the finished beams, and keeps the best."""
         top = jnp.arange(self.num_candidates) < self.beams
         ended = candidates.ended & top
         scores = candidates.scores / self.norms[step + 1]
         full = state.is_finished.all(-1, keepdims=True) & (self.options.early_stopping is True)
-        # Added one after the other as in PyTorch, because float32 sums depend on the order.
+        # These are added one after the other as in PyTorch, because float32 sums depend on the
+        # order.
         scores = scores + full * NEVER
         scores = scores + ~state.improvable * NEVER
         scores = scores + ~ended * NEVER
@@ -270,21 +277,26 @@ class BeamSearch(Search):
     def _can_improve(
         self, running: Beams, finished: Beams, is_finished: jax.Array, num_new: Length
     ) -> jax.Array:
-        """Returns where the best running beam can still beat a finished one, `(batch, 1)`.
+        """Returns whether the best running beam can still get better than the worst finished beam.
 
-        The default is PyTorch's heuristic. With ``early_stopping="never"``, and with GNMT's length
-        penalty unless ``early_stopping=True``, the result is exact.
+        By default the result comes from PyTorch's heuristic, which divides by the penalty of the
+        current length. The result is exact with ``early_stopping="never"``. It is also exact with
+        GNMT's length penalty, unless ``early_stopping`` is True.
 
         Args:
             running: The running beams.
             finished: The finished beams.
             is_finished: Which finished beams are in use, `(batch, num_beams)`.
             num_new: Number of new tokens.
+
+        Returns:
+            A boolean array, `(batch, 1)`.
         """
         patient = self.options.early_stopping == "never"
         if self.options.length_penalty_type == "gnmt":
             patient = self.options.early_stopping is not True
-        # Sums of log-probabilities only decrease, so dividing by the largest norm gives a bound.
+        # Sums of log-probabilities are negative and only decrease. So the current sum divided by
+        # the largest penalty is an upper bound of all later scores.
         longest = patient and self.options.length_penalty > 0
         num_tokens = self.operands.stop_length - self.operands.prompt_length if longest else num_new
         best = running.scores[:, :1] / self.norms[num_tokens]
@@ -293,13 +305,16 @@ class BeamSearch(Search):
 
 
 def length_norms(options: Options, count: int) -> np.ndarray:
-    """Returns the divisors of beam scores for 0 to ``count - 1`` new tokens, float32.
+    """Returns the length penalties, by which beam scores are divided, for each length.
 
     Args:
         options: Options with ``length_penalty`` and ``length_penalty_type``.
         count: Number of lengths.
+
+    Returns:
+        The penalties for 0 to ``count - 1`` new tokens, float32 `(count,)`.
     """
-    # Computed in float64 and rounded once, as PyTorch does with Python floats.
+    # Compute in float64 and round once, as PyTorch does with Python floats.
     lengths = np.maximum(np.arange(count, dtype=np.float64), 1)
     if options.length_penalty_type == "gnmt":
         lengths = (5 + lengths) / 6
@@ -307,7 +322,7 @@ def length_norms(options: Options, count: int) -> np.ndarray:
 
 
 def _pick(values: jax.Array, indices: jax.Array) -> jax.Array:
-    """Picks beams: ``values`` `(batch, beams, ...)` at ``indices`` `(batch, picks)`."""
+    """Selects beams from ``values`` `(batch, beams, ...)` by ``indices`` `(batch, picks)`."""
     indices = indices.reshape(*indices.shape, *[1] * (values.ndim - 2))
     return jnp.take_along_axis(values, indices, axis=1)
 

@@ -1,8 +1,11 @@
 """Logits processors and warpers: functions that change the scores of the next token.
 
-Warpers neither sort the vocabulary nor scatter into it, because both are slow. They search for a
-threshold instead. All of them work on any set of candidates, so the warpers after top-k process
-only k scores.
+Warpers are processors that are used only in sampling. They neither sort the scores of the
+vocabulary nor scatter into them, because both are slow. Instead, they search for a threshold. The
+scores may belong to any set of candidates. After top-k, the other warpers therefore process only k
+scores.
+
+A row is one decoded sequence of the batch. `cur_len` is the number of tokens in each row.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ Biases = Mapping[tuple[int, ...], float] | Sequence[Sequence[Any]]
 class FlaxLogitsProcessor(ABC):
     """Base class of functions that change the scores of the next token.
 
-    A processor must be traceable: it uses ``jnp.where`` instead of ``if``.
+    A processor must be traceable. For example, it uses ``jnp.where`` instead of ``if``.
     """
 
     #: The tokens whose scores the processor can change in any row, or `None` if unknown.
@@ -51,12 +54,17 @@ class FlaxLogitsProcessor(ABC):
     def affected_tokens(self) -> Sequence[int] | None:
         """Returns :attr:`tokens`.
 
-        The search computes the maxima of all other tokens once, before the processors run.
+        The search computes the maxima of blocks of scores before the processors run. Afterwards it
+        only updates the maxima of blocks with affected tokens (:mod:`hfseq.nn.cpu`).
         """
         return self.tokens
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
-        """Returns whether only the affected tokens remain possible at this step."""
+        """Returns whether the processor forbids all tokens except the affected ones at this step.
+
+        Args:
+            cur_len: Number of tokens. A tracer inside of the compiled loop.
+        """
         return False
 
 
@@ -76,7 +84,7 @@ class FlaxLogitsProcessorList(list):
             input_ids: See :class:`FlaxLogitsProcessor`.
             scores: See :class:`FlaxLogitsProcessor`.
             cur_len: See :class:`FlaxLogitsProcessor`.
-            **kwargs: Values for further parameters of processors, by name.
+            **kwargs: Values of further parameters that processors have, by name.
 
         Raises:
             ValueError: A parameter of a processor is missing in ``kwargs``.
@@ -98,7 +106,10 @@ class FlaxLogitsProcessorList(list):
 
 
 class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
-    """Divides the scores by ``temperature``: below 1 sharper, above 1 flatter."""
+    """Divides the scores by ``temperature``.
+
+    The distribution is sharper below 1 and flatter above 1.
+    """
 
     def __init__(self, temperature: float):
         hint = "; for greedy search set do_sample=False" if temperature == 0 else ""
@@ -129,7 +140,10 @@ class _Filter(FlaxLogitsWarper):
 
 
 def kth_largest(scores: jax.Array, k: int) -> jax.Array:
-    """Returns the ``k``-th largest score of each row, `(rows, 1)`, or the smallest score."""
+    """Returns the ``k``-th largest score of each row, `(rows, 1)`.
+
+    If there are fewer than ``k`` scores, it is the smallest one.
+    """
     if k == 1:
         return scores.max(-1, keepdims=True)
     return lax.top_k(scores, min(k, scores.shape[-1]))[0][:, -1:]
@@ -138,18 +152,20 @@ def kth_largest(scores: jax.Array, k: int) -> jax.Array:
 def smallest_reaching(
     values: jax.Array, weights: jax.Array, reached: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Returns the smallest value per row up to which the sum of weights is sufficient, `(rows, 1)`.
+    """Finds the smallest threshold in each row that reaches a sufficient sum of weights.
 
-    The bits of non-negative floats have the order of integers, so 31 bisection steps find the
-    value. On a CPU, sorting a vocabulary takes 20 times as long.
+    The sum includes the weights of all elements whose values do not exceed the threshold. The bits
+    of non-negative floats, read as integers, have the same order as the floats. A bisection over
+    integers therefore finds the threshold. On a CPU, sorting a vocabulary takes 20 times as long.
 
     Args:
         values: Non-negative values, `(rows, n)`.
         weights: Non-negative weights, same shape.
-        reached: Returns whether a sum of weights is sufficient.
+        reached: A function that returns whether a sum of weights is sufficient.
 
     Returns:
-        The value, or the largest value of rows whose total is not sufficient.
+        The thresholds, `(rows, 1)`. In a row whose total weight is not sufficient, it is the
+        largest value.
     """
     bits = lax.bitcast_convert_type(values, jnp.int32)
     high = bits.max(-1, keepdims=True)
@@ -166,7 +182,10 @@ def smallest_reaching(
 
 
 def _entropy_terms(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns log-probabilities, probabilities and the entropy terms of all tokens."""
+    """Returns the log-probabilities and probabilities of all tokens, and their entropy terms.
+
+    The entropy term of a token with the probability p is ``-p * log(p)``.
+    """
     log_probabilities = jax.nn.log_softmax(scores, axis=-1)
     probabilities = jnp.exp(log_probabilities)
     terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
@@ -187,8 +206,9 @@ class FlaxTopKLogitsWarper(_Filter):
 
 
 class FlaxTopPLogitsWarper(_Filter):
-    """Keeps the smallest set of tokens whose probabilities add up to ``top_p`` (Holtzman et al.,
-    2019).
+    """Keeps the smallest set of tokens whose probabilities add up to at least ``top_p``.
+
+    See Holtzman et al., 2019.
     """
 
     def __init__(
@@ -206,13 +226,16 @@ class FlaxTopPLogitsWarper(_Filter):
         tied = probabilities == least
 
         def last_of(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
-            """Keeps the last of equal probabilities, as a stable sort does."""
+            """Keeps as many of the equal probabilities as needed, beginning with the last one.
+
+            A stable sort would select the same tokens.
+            """
             tied = probabilities == least
             mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
             num_later_ties = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
             return tied & ((num_later_ties == 0) | (mass - num_later_ties * least > dropped))
 
-        # Ties are rare, and counting them is slow.
+        # Equal probabilities are rare, and counting them is slow.
         tied = lax.cond(
             (tied.sum(-1) > 1).any(), last_of, lambda *_: tied, probabilities, least, dropped
         )
@@ -221,9 +244,10 @@ class FlaxTopPLogitsWarper(_Filter):
 
 
 class FlaxTopHLogitsWarper(FlaxLogitsWarper):
-    """Keeps the most probable tokens up to the fraction ``top_h`` of the entropy.
+    """Keeps the most probable tokens while the sum of their entropy terms is small enough.
 
-    Only the 100 most probable tokens are considered, as in PyTorch.
+    The sum must not exceed the fraction ``top_h`` of the entropy. As in PyTorch, only the 100 most
+    probable tokens are considered.
     """
 
     candidates = 100
@@ -258,8 +282,9 @@ class FlaxMinPLogitsWarper(_Filter):
 
 
 class FlaxTypicalLogitsWarper(_Filter):
-    """Keeps tokens whose information content is near the entropy, up to ``mass`` (Meister et al.,
-    2022).
+    """Keeps the tokens whose information content is nearest to the entropy.
+
+    It keeps as many of them as needed for a total probability of ``mass`` (Meister et al., 2022).
     """
 
     def __init__(
@@ -295,7 +320,10 @@ class FlaxEpsilonLogitsWarper(_Filter):
 
 
 class FlaxEtaLogitsWarper(FlaxEpsilonLogitsWarper):
-    """Removes tokens below a probability that decreases with the entropy (Hewitt et al., 2022)."""
+    """Removes tokens whose probability is below a threshold (Hewitt et al., 2022).
+
+    The threshold is lower if the entropy is higher.
+    """
 
     option = "eta_cutoff"
 
@@ -328,7 +356,7 @@ def _forbid(scores: jax.Array, tokens: Sequence[int], when: bool | jax.Array) ->
 
 
 class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids the end token before ``min_length`` tokens, including the prompt."""
+    """Forbids end tokens until there are ``min_length`` tokens, including the prompt."""
 
     def __init__(self, min_length: Length, eos_token_id: TokenIds):
         self.min_length = _integer("min_length", min_length, 0)
@@ -339,7 +367,7 @@ class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxMinNewTokensLengthLogitsProcessor(FlaxMinLengthLogitsProcessor):
-    """Forbids the end token before ``min_new_tokens`` tokens after the prompt."""
+    """Forbids end tokens until there are ``min_new_tokens`` tokens after the prompt."""
 
     def __init__(self, prompt_length_to_skip: Length, min_new_tokens: int, eos_token_id: TokenIds):
         self.prompt_length_to_skip = _integer("prompt_length_to_skip", prompt_length_to_skip, 0)
@@ -358,7 +386,7 @@ class _Forced(FlaxLogitsProcessor):
 
 
 class FlaxForcedBOSTokenLogitsProcessor(_Forced):
-    """Forces ``bos_token_id`` after a prompt of one token, the decoder start token."""
+    """Forces ``bos_token_id`` after the first token, which is the decoder start token."""
 
     def __init__(self, bos_token_id: int):
         self.bos_token_id, self.tokens = bos_token_id, token_ids("bos_token_id", bos_token_id)
@@ -369,7 +397,7 @@ class FlaxForcedBOSTokenLogitsProcessor(_Forced):
 
 
 class FlaxForcedEOSTokenLogitsProcessor(_Forced):
-    """Forces ``eos_token_id`` as the last token when ``max_length`` is reached."""
+    """Forces ``eos_token_id`` as the last token of outputs that reach ``max_length``."""
 
     def __init__(self, max_length: Length, eos_token_id: TokenIds):
         self.max_length = max_length
@@ -381,10 +409,10 @@ class FlaxForcedEOSTokenLogitsProcessor(_Forced):
 
 
 class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
-    """Forces tokens at positions.
+    """Forces a specific token at each of several positions.
 
     Args:
-        force_token_map: Pairs of position and token. A token of `None` forces nothing.
+        force_token_map: Pairs of position and token. If the token is `None`, no token is forced.
         offset: Number that is added to the positions.
     """
 
@@ -410,7 +438,7 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
         return self._token(cur_len) >= 0
 
     def _token(self, cur_len: Length) -> jax.Array:
-        """Returns the token of this position, or -1."""
+        """Returns the token that is forced at this position, or -1."""
         position = cur_len - self.offset
         table = jnp.asarray(self.force_token_array, jnp.int32)
         inside = (position >= 0) & (position < len(table))
@@ -418,12 +446,12 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
-    """Raises finite scores of the end token by ``abs(score) * (factor ** steps - 1)``.
+    """Raises finite scores of end tokens by ``abs(score) * (factor ** steps - 1)``.
 
     Args:
-        exponential_decay_length_penalty: ``(start, factor)``. ``steps`` counts the new tokens after
-            the first ``start``.
-        eos_token_id: The end token, or several.
+        exponential_decay_length_penalty: ``(start, factor)``. ``steps`` is the number of new tokens
+            after the first ``start`` ones.
+        eos_token_id: One end token or several.
         input_ids_seq_length: Length of the prompt.
     """
 
@@ -471,8 +499,8 @@ class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
 class FlaxRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
     """Makes tokens that already occur less probable (Keskar et al., 2019).
 
-    Positive scores are divided by the penalty and negative scores are multiplied by it, once per
-    token.
+    The positive scores of such tokens are divided by the penalty, and the negative scores are
+    multiplied by the penalty. It does not matter how often a token occurs.
 
     Args:
         penalty: A float above 0. Values below 1 favor repetition.
@@ -493,10 +521,10 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
     """Makes tokens of the input more probable, to penalize "hallucinations".
 
     Args:
-        penalty: A float above 0.
-        encoder_input_ids: Input tokens, `(batch, width)`. With beams, each row applies to several
-            rows of scores.
-        length: Number of columns that count. The default is all.
+        penalty: A float above 0. Values above 1 make the tokens more probable.
+        encoder_input_ids: Input tokens, `(batch, width)`. In beam search, each input belongs to
+            several rows of scores.
+        length: Number of leading columns to use. Default: all.
     """
 
     def __init__(self, penalty: float, encoder_input_ids: jax.Array, length: Length | None = None):
@@ -522,7 +550,7 @@ def _penalize(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Arra
 
 
 class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids n-grams of ``ngram_size`` tokens that already occur in the row."""
+    """Forbids tokens that would repeat an n-gram of ``ngram_size`` tokens of the same row."""
 
     def __init__(self, ngram_size: int):
         self.ngram_size = _integer("ngram_size", ngram_size)
@@ -532,12 +560,12 @@ class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids n-grams that occur in the input.
+    """Forbids tokens that would complete an n-gram of the input.
 
     Args:
         encoder_ngram_size: Number of tokens per n-gram.
         encoder_input_ids: Input tokens, `(batch, width)` or `(width,)`.
-        length: Number of columns that count. The default is all.
+        length: Number of leading columns to use. Default: all.
     """
 
     def __init__(
@@ -556,7 +584,16 @@ class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
 def _forbid_ngrams(
     source: jax.Array, length: Length, ids: jax.Array, cur_len: Length, size: int, scores: jax.Array
 ) -> jax.Array:
-    """Forbids tokens that complete an n-gram of ``source`` with the last tokens of ``ids``."""
+    """Forbids tokens that complete an n-gram of ``source``.
+
+    Args:
+        source: Rows in which n-grams are searched, `(rows, width)`.
+        length: Number of filled columns of ``source``.
+        ids: Token buffer, `(rows, width)`. Its last tokens are the beginning of an n-gram.
+        cur_len: Number of filled columns of ``ids``.
+        size: Number of tokens per n-gram.
+        scores: Scores of the next token, `(rows, vocab_size)`.
+    """
     windows = source.shape[1] - size + 1
     if windows < 1 or ids.shape[1] < size - 1:
         return scores
@@ -571,7 +608,10 @@ def _forbid_ngrams(
 
 
 class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
-    """Adds a bias to the last token of a sequence if the other tokens have just been generated.
+    """Adds biases to the scores of tokens that complete one of several token sequences.
+
+    The bias of a sequence is added to the score of the last token of the sequence, if the row ends
+    with all tokens of the sequence before the last one.
 
     Args:
         sequence_bias: A dict from tuples of tokens to floats, or a list of ``[tokens, bias]``.
@@ -604,7 +644,8 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
         groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
         for sequence, value in self.sequence_bias.items():
             groups.setdefault(len(sequence), []).append((sequence, value))
-        # A constant, so that no array of the size of the scores is written
+        # Sequences of one token have a constant bias, which needs no array of the size of the
+        # scores.
         always = np.zeros(size, np.float32)
         for (token,), value in groups.pop(1, []):
             always[token] += value
@@ -620,13 +661,14 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
-    """Forbids sequences of tokens, by forbidding the last token after the others.
+    """Forbids the last token of each sequence in rows that end with the tokens before it.
 
-    A single end token is not forbidden. Use ``min_new_tokens`` for that.
+    A sequence that consists of one end token is ignored. Use ``min_new_tokens`` to forbid end
+    tokens.
 
     Args:
         bad_words_ids: A list of token sequences.
-        eos_token_id: The end token, or several.
+        eos_token_id: One end token or several.
     """
 
     def __init__(
@@ -644,15 +686,15 @@ class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
 class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
     """Applies Whisper's rules for timestamps, as in PyTorch.
 
-    Timestamps come first, in pairs, and do not decrease. A timestamp is forced if timestamps are
-    together more probable than any text token.
+    The first new token is a timestamp. Timestamps come in pairs and do not decrease. If all
+    timestamps together are more probable than any text token, the next token is a timestamp.
 
     Args:
         generate_config: A generation configuration with Whisper's entries.
         model_config: The model's configuration.
         decoder_input_length: Length of the decoder's prompt.
-        begin_index: Position of the first new token. It may be traced. The default is that of
-            Transformers 4.
+        begin_index: Position of the first new token, which may be traced. By default it is computed
+            from the length of the prompt as in Transformers 4.
     """
 
     def __init__(
@@ -662,12 +704,12 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
         decoder_input_length: int,
         begin_index: Length | None = None,
     ) -> None:
-        config: Any = generate_config  # with Whisper's entries
+        config: Any = generate_config  # has entries that only Whisper defines
         end = config.eos_token_id
         self.eos_token_id = end[0] if isinstance(end, (list, tuple)) else end
         self.no_timestamps_token_id = config.no_timestamps_token_id
         self.timestamp_begin = config.no_timestamps_token_id + 1
-        if begin_index is None:  # the language and task tokens follow
+        if begin_index is None:  # tokens for language and task follow the prompt
             begin_index = decoder_input_length + (3 if config.is_multilingual else 1)
         self.begin_index = begin_index
         limit = getattr(config, "max_initial_timestamp_index", None)
@@ -680,7 +722,8 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
         scores = jnp.where(tokens == self.no_timestamps_token_id, -jnp.inf, scores)
         last, second_last = (self._was_stamp(input_ids, cur_len, back) for back in (1, 2))
         last, second_last = last & (new >= 1), second_last | (new < 2)
-        is_open = last & ~second_last  # a second timestamp or the end token must follow
+        # After one timestamp, a second timestamp or the end token must follow.
+        is_open = last & ~second_last
         scores = jnp.where((last & second_last)[:, None] & is_stamp, -jnp.inf, scores)
         scores = jnp.where(is_open[:, None] & (tokens < self.eos_token_id), -jnp.inf, scores)
         # Timestamps do not decrease, and a complete pair is not repeated.
@@ -715,8 +758,8 @@ def whisper_timestamps(
     """Returns the timestamp processor for new tokens from the position ``begin`` on.
 
     Args:
-        value: The token ``<|notimestamps|>``, the end token, and the latest first timestamp or
-            `None`.
+        value: The token ID of ``<|notimestamps|>``, the end token, and the largest index that the
+            first timestamp may have, or `None` without a limit.
         begin: Position of the first new token.
     """
     no_timestamps, end, latest_start = value
@@ -738,8 +781,10 @@ def _check(valid: bool, name: str, requirement: str, value: object, hint: str = 
 
 
 def _integer(name: str, value: Any, lowest: int = 1) -> Any:
-    """Returns ``value`` if it is traced or an integer of at least ``lowest``. Raises a ValueError
-    otherwise.
+    """Returns ``value`` if it is traced or an integer of at least ``lowest``.
+
+    Raises:
+        ValueError: The value is something else.
     """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     valid = isinstance(value, jax.Array) or (is_integer and value >= lowest)
@@ -749,7 +794,7 @@ def _integer(name: str, value: Any, lowest: int = 1) -> Any:
 
 
 def token_ids(name: str, value: TokenIds) -> tuple[int, ...]:
-    """Returns one or several token ids as a tuple.
+    """Returns one or several token IDs as a tuple.
 
     Raises:
         ValueError: The value contains anything but non-negative integers.
@@ -761,18 +806,18 @@ def token_ids(name: str, value: TokenIds) -> tuple[int, ...]:
 
 
 def is_one_of(ids: Sequence[int], size: int) -> jax.Array:
-    """Returns a boolean vector of length ``size``, true at ``ids``. Other ids are ignored."""
+    """Returns a boolean vector of length ``size``, true at ``ids``. Larger IDs are ignored."""
     mask = np.zeros(size, bool)  # NumPy, so that it is a constant of the compiled program
     mask[[i for i in ids if i < size]] = True
     return jnp.asarray(mask)
 
 
 def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns which tokens occur, `(rows, vocab_size)`.
+    """Returns which tokens of the vocabulary occur in each row, bool `(rows, vocab_size)`.
 
     Args:
         ids: Tokens, `(rows, width)`.
-        valid: Which tokens count, same shape.
+        valid: Which elements of ``ids`` to use, same shape.
         vocab_size: Size of the vocabulary.
     """
     token_indices = jnp.where(valid, ids, vocab_size)
@@ -782,7 +827,7 @@ def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Arr
 
 
 def ends_with(input_ids: jax.Array, cur_len: Length, sequences: jax.Array) -> jax.Array:
-    """Returns which rows end with which sequence, `(rows, sequences)`.
+    """Returns which rows end with which of the sequences, bool `(rows, sequences)`.
 
     Args:
         input_ids: Token buffer, `(rows, width)`.

@@ -1,9 +1,9 @@
 """The options of ``generate``, defined in one table.
 
-:class:`Options` has a field for each option that a compiled program depends on. Next to its
-default, a field defines the option's description, the allowed values, how the value is read, and
-the processor or warper that it creates. The order of the fields is the order of the processors.
-:func:`options_table` generates the table of docs/generation.md.
+:class:`Options` has a field for each option that a compiled program depends on. In addition to the
+default, a field defines the description of the option, the allowed values, the conversion of the
+value, and the logits processor or warper that the option creates. The processors are applied in the
+order of the fields. :func:`options_table` generates the table in docs/generation.md.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Rule = tuple[Callable[[Any], bool], str]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The definition of an option, apart from its default.
+    """The definition of an option, except for its default.
 
     Attributes:
-        meaning: Description for the documentation. Empty for internal options.
-        differs: How the option differs from PyTorch.
+        meaning: Description for the documentation. It is empty for internal options.
+        differs: How the option differs from PyTorch, for the documentation.
         rule: A test of the value, and a description of the allowed values.
-        off: A value that has no effect, for which nothing is compiled.
-        read: Converts the value of a configuration, ``(name, value)``, to a hashable value.
-        processor: Creates a processor from ``(value, options, operands)`` if the value is not the
-            default.
-        warper: Creates a warper for sampling from ``(value, min_tokens_to_keep)`` if the value is
-            not the default.
+        off: A value that disables the option, so that no processor is created.
+        read: A function of ``(name, value)`` that converts the value to a hashable one.
+        processor: A function of ``(value, options, operands)`` that creates a processor. It is
+            called if the value is not the default.
+        warper: A function of ``(value, min_tokens_to_keep)`` that creates a warper. It is called
+            in sampling, if the value is not the default.
     """
 
     meaning: str
@@ -74,7 +74,7 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
     rows = list(value) if isinstance(value, (list, tuple)) else []
     if not rows or any(not isinstance(row, (list, tuple)) or not row for row in rows):
         raise UsageError(
-            f"{name}={value!r} must be a list of non-empty lists of token ids, "
+            f"{name}={value!r} must be a list of non-empty lists of token IDs, "
             "such as [[13], [198, 198]]"
         )
     return tuple(token_ids(name, tuple(row)) for row in rows)
@@ -82,8 +82,9 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options that a compiled program depends on, hashable. The names are those of
-    GenerationConfig.
+    """The options that a compiled program depends on.
+
+    The object is hashable. Options have the same names as in GenerationConfig.
     """
 
     do_sample: bool = _option(
@@ -92,9 +93,7 @@ class Options:
         read=lambda name, value: bool(value),
     )
     num_beams: int = _option(1, "number of beams; above 1 beam search is used", rule=_COUNT)
-    num_return_sequences: int = _option(
-        1, "number of samples or best beams per input row", rule=_COUNT
-    )
+    num_return_sequences: int = _option(1, "number of samples or best beams per input", rule=_COUNT)
     early_stopping: bool | str = _option(
         False, 'when beam search stops: `True`, `False` or `"never"`'
     )
@@ -119,7 +118,7 @@ class Options:
     )
     top_h: float | None = _option(
         None,
-        "sample from the most probable tokens up to this fraction of the entropy",
+        "sample from the most probable tokens that contribute up to this fraction of the entropy",
         rule=_PART,
         warper=lambda value, keep: p.FlaxTopHLogitsWarper(value),
     )
@@ -128,7 +127,7 @@ class Options:
         "sample from the k most probable tokens; the default is 50, and 0 disables it",
         off=0,
         rule=_SIZE,
-        differs="of scores equal to the k-th, only as many as fit are kept",
+        differs="if several scores equal the k-th, only as many as needed for k tokens are kept",
         warper=lambda value, keep: p.FlaxTopKLogitsWarper(value, min_tokens_to_keep=keep),
     )
     top_p: float | None = _option(
@@ -146,7 +145,8 @@ class Options:
     )
     typical_p: float | None = _option(
         None,
-        "sample from tokens with information content near the entropy, up to this probability",
+        "sample from the tokens whose information content is nearest to the entropy and whose "
+        "probabilities add up to this value",
         off=1,
         rule=_PART,
         warper=lambda value, keep: p.FlaxTypicalLogitsWarper(value, min_tokens_to_keep=keep),
@@ -176,7 +176,7 @@ class Options:
     )
     encoder_repetition_penalty: float | None = _option(
         None,
-        "values above 1 favor tokens of the input",
+        "values above 1 make tokens of the input more probable",
         off=1,
         rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxEncoderRepetitionPenaltyLogitsProcessor(
@@ -185,7 +185,7 @@ class Options:
     )
     repetition_penalty: float | None = _option(
         None,
-        "values above 1 penalize tokens that already occur",
+        "values above 1 make tokens that already occur less probable",
         off=1,
         rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxRepetitionPenaltyLogitsProcessor(
@@ -259,7 +259,7 @@ class Options:
     )
     begin_suppress_tokens: Tokens | None = _option(
         None,
-        "tokens that must not be generated first",
+        "tokens that must not be the first generated token",
         read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensAtBeginLogitsProcessor(
             value, o.first_free(x.prompt_length)
@@ -267,14 +267,14 @@ class Options:
     )
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = _option(
         None,
-        "forced tokens: pairs (position, token)",
-        differs="an option of Transformers 4",
+        "tokens that are forced at positions of the output: pairs (position, token)",
+        differs="not in PyTorch; an option of Transformers 4",
         read=lambda name, value: tuple(map(tuple, value)) or None,
         processor=lambda value, o, x: p.FlaxForceTokensLogitsProcessor(value, x.prompt_length - 1),
     )
     timestamp_rules: tuple[int, int, int | None] | None = _option(
         None,
-        "",  # Whisper: <|notimestamps|>, the end token, the latest first timestamp
+        "",  # for Whisper: arguments of p.whisper_timestamps
         processor=lambda value, o, x: p.whisper_timestamps(value, x.prompt_length),
     )
     # Applied last, after the warpers.
@@ -286,7 +286,7 @@ class Options:
     )
     output_logits: bool = _option(False, "return the scores of each step before the processors")
     pad_token_id: int | None = _option(
-        None, "token that fills rows that have ended; the default is the first end token"
+        None, "token that pads finished sequences; the default is the first end token"
     )
     eos_token_id: Tokens = _option((), "end token, or several end tokens", read=token_ids)
     stop_token_sequences: tuple[Tokens, ...] = _option(
@@ -298,7 +298,7 @@ class Options:
 
     @property
     def rows_per_input(self) -> int:
-        """Number of decoded rows per input row."""
+        """Number of decoded rows per input."""
         return self.num_beams if self.num_beams > 1 else self.num_return_sequences
 
     def first_free(self, prompt_length: Length) -> Length:
@@ -321,7 +321,7 @@ class Options:
             raise UsageError("generate: " + "; ".join(problems))
 
     def _value_problems(self) -> Iterator[str]:
-        """Yields the values that violate the rule of their option."""
+        """Yields a message for each value that violates the rule of its option."""
         for name, option in TABLE.items():
             value = getattr(self, name)
             if option.rule is not None and value is not None:
@@ -330,7 +330,7 @@ class Options:
                     yield f"{name}={value!r} must be {allowed}"
 
     def _beam_problems(self, vocab_size: int) -> Iterator[str]:
-        """Yields the problems of ``num_beams`` and ``num_return_sequences``."""
+        """Yields a message for each problem of ``num_beams`` and ``num_return_sequences``."""
         beams, returned = self.num_beams, self.num_return_sequences
         if not (_COUNT[0](beams) and _COUNT[0](returned)):
             return
@@ -350,21 +350,27 @@ class Options:
             )
 
     def _token_problems(self, vocab_size: int) -> Iterator[str]:
-        """Yields tokens outside of the vocabulary and options that lack their token."""
+        """Yields a message for each invalid special token.
+
+        A special token is invalid if it is outside of the vocabulary, or if an option requires it
+        and it is missing.
+        """
         ids = {"forced_bos_token_id": self.forced_bos_token_id}
         if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
-            ids["pad_token_id"] = self.pad_token_id  # it fills rows that end
+            ids["pad_token_id"] = self.pad_token_id  # pads finished rows
         for name, token in ids.items():
             if token is not None and token >= vocab_size:
                 yield f"{name}={token} is outside of the vocabulary of {vocab_size}"
         if self.exponential_decay_length_penalty is not None and not self.eos_token_id:
-            yield "exponential_decay_length_penalty requires eos_token_id: pass one"
+            yield "exponential_decay_length_penalty requires eos_token_id: pass eos_token_id"
 
     def processors(self, operands: Operands, user: Sequence[Processor]) -> list[Processor]:
-        """Returns the processors of a run: those of the options without warpers, then the user's.
+        """Returns the processors of the options, followed by the processors of the user.
+
+        Warpers are not included.
 
         Args:
-            operands: The operands of the run. Its lengths may be traced.
+            operands: The arrays of the program. The lengths that they include may be traced.
             user: Processors that the user passed.
 
         Raises:
@@ -386,9 +392,9 @@ class Options:
         return [*created, *user]
 
     def warpers(self) -> list[Processor]:
-        """Returns the warpers and the final normalization, which follow the processors."""
+        """Returns the warpers and the final normalization, which are applied after processors."""
         keep = 1
-        if self.num_beams > 1:  # at least one token must remain besides the end tokens
+        if self.num_beams > 1:  # keep at least one token that is not an end token
             keep = len(self.eos_token_id) + 1 if self.eos_token_id else 2
         warpers = [
             make(value, keep)
@@ -406,7 +412,8 @@ TABLE: dict[str, Option] = {
     field.name: field.metadata["option"] for field in dataclasses.fields(Options)
 }
 
-#: Options of lengths and of the prompt: description, difference from PyTorch.
+#: Options of lengths and of the prompt. Each value is a pair: the description of the option, and
+#: how the option differs from PyTorch.
 LENGTH_AND_PROMPT_OPTIONS = {
     "max_new_tokens": (
         "maximum number of new tokens",
@@ -414,7 +421,7 @@ LENGTH_AND_PROMPT_OPTIONS = {
     ),
     "max_length": (
         "maximum length, including the prompt",
-        "the default is 20, as in Transformers 4 (in PyTorch 20 new tokens)",
+        "the default is 20, as in Transformers 4 (PyTorch's default is 20 new tokens)",
     ),
     "min_length": ("minimum length, including the prompt", "an error if it exceeds the maximum"),
     "bos_token_id": ("first token if there is no prompt", "no"),
@@ -424,7 +431,7 @@ LENGTH_AND_PROMPT_OPTIONS = {
     ),
     "stop_strings": (
         "stop after any of these strings; requires `tokenizer`",
-        "matches can begin and end anywhere; the text must be decodable token by token",
+        "matches can begin and end inside of a token; each token must be decodable separately",
     ),
     "use_cache": ("no effect", "the cache is always used"),
     "cache_implementation": ("no effect", "the cache is always static"),
@@ -433,7 +440,8 @@ LENGTH_AND_PROMPT_OPTIONS = {
 
 #: The advice for options that only change the speed.
 SLOWER_ONLY = "leave it out; the text is the same, but generation is slower"
-#: Unsupported options: allowed values, and what to use instead.
+#: Unsupported options. Each value is a pair: the values of the option that are accepted because
+#: they have no effect, and what to use instead.
 UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "constraints": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
     "force_words_ids": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
@@ -453,7 +461,8 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "assistant_ensemble_weight": ((None,), "leave it out"),
 }
 
-#: Options that are ignored in a model's configuration, and unsupported if the user sets them.
+#: Options that are ignored if only the model's configuration sets them, but raise an error if the
+#: user sets them.
 UNSUPPORTED_IF_REQUESTED = {
     name: ((None, False), "call the model on the sequences that generate returns")
     for name in ("output_attentions", "output_hidden_states")
@@ -472,8 +481,8 @@ def resolve_options(config: GenerationConfig, extras: Mapping[str, Any]) -> Opti
     """Converts a complete GenerationConfig and additional arguments to :class:`Options`.
 
     Args:
-        config: A complete GenerationConfig. It may have entries that are only defined here.
-        extras: Options that GenerationConfig does not define. They take precedence.
+        config: A complete GenerationConfig. It may also have entries that only hfseq defines.
+        extras: Options that GenerationConfig does not define. They take precedence over `config`.
     """
     values_by_name = {**vars(config), "stop_token_sequences": None, **extras}
     values_by_name["has_min_length"] = bool(config.min_length)
@@ -503,11 +512,11 @@ class Plan:
 
     Attributes:
         options: The options.
-        buffer: Width of the token buffer and of the cache.
-        steps: Number of steps whose scores are recorded.
-        encoder_decoder: Whether the model is an encoder-decoder.
-        processors: Processors that the user passed.
-        criteria: Criteria that end rows.
+        buffer: Number of tokens in the token buffer and in the cache.
+        steps: Number of steps whose scores are recorded and returned.
+        encoder_decoder: Whether the model is an encoder-decoder model.
+        processors: Logits processors that the user passed.
+        criteria: Stopping criteria, including one for ``stop_strings``.
     """
 
     options: Options
@@ -519,11 +528,14 @@ class Plan:
 
     @property
     def pad(self) -> int:
-        """The token that fills rows after their end. Unused if no row ends early."""
+        """The token that pads finished rows. It is not used if no row ends early."""
         return 0 if self.options.pad_token_id is None else self.options.pad_token_id
 
     def key(self) -> tuple[Any, ...]:
-        """Returns a hashable key. Processors of the same type with equal attributes are equal."""
+        """Returns a hashable key for the cache of compiled programs.
+
+        Logits processors of the same type with equal attributes have equal keys.
+        """
 
         def settings(part: Callable[..., jax.Array]) -> Any:
             if not isinstance(part, FlaxLogitsProcessor):
@@ -531,7 +543,7 @@ class Plan:
             try:
                 key = type(part), _frozen(vars(part))
                 hash(key)
-            except TypeError:  # an attribute that is not a plain value, or a tracer
+            except TypeError:  # an attribute is not hashable, or a tracer
                 return part
             return key
 
@@ -555,15 +567,17 @@ class Operands(NamedTuple):
 
     Attributes:
         params: Parameters of the model.
-        prompt: Token ids, `(batch, prefill width)`, of which ``prompt_length`` columns are real.
+        prompt: Token IDs, `(batch, width)`. The width is a bucket. Only the first
+            ``prompt_length`` columns contain the prompt.
         mask: Attention mask of ``prompt``, same shape.
         key: PRNG key.
         prompt_length: Length of the prompt.
-        stop_length: Maximum length of the output.
+        stop_length: Maximum length of the output, including the prompt.
         min_length: Length before which no end token is generated.
         encoder: Arguments of ``encode``.
         encoder_outputs: Encoder outputs that the caller passed, if any.
-        encoder_length: Number of real columns of the encoder's token ids.
+        encoder_length: Number of columns of the encoder's token IDs without the padding to a
+            bucket.
         model_kwargs: Other inputs of the model.
         extra: Collections of the model.
     """
@@ -582,13 +596,23 @@ class Operands(NamedTuple):
     extra: dict[str, Any]
 
     def source(self) -> tuple[jax.Array, Length]:
-        """Returns the input tokens and the number of their real columns."""
+        """Returns the tokens of the input, and the number of columns without the bucket padding.
+
+        The input is the encoder's input, or the prompt if the model has no encoder.
+        """
         if "input_ids" in self.encoder:
             return self.encoder["input_ids"], self.encoder_length
         return self.prompt, self.prompt_length
 
     def padding(self, times: int) -> jax.Array | None:
-        """Returns the number of padding columns per prompt, `(rows * times,)`, or `None`."""
+        """Returns the number of padding tokens at the start of each prompt.
+
+        Args:
+            times: Number of rows per prompt.
+
+        Returns:
+            An array `(batch * times,)`, or `None` without a mask.
+        """
         if self.mask is None:
             return None
         return jnp.repeat(jnp.argmax(self.mask != 0, axis=1), times)

@@ -1,4 +1,9 @@
-"""Greedy search and sampling, and the parts that all searches share."""
+"""Greedy search and sampling, and the code that all searches share.
+
+A row is one decoded sequence of the batch. With beam search or several returned samples, each input
+has several rows. Prompts are padded to one of a few lengths, which are called buckets. The token
+buffer is an array `(rows, buffer)` that contains the prompts and the tokens generated so far.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +40,12 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
     """Output of greedy search.
 
     Attributes:
-        sequences: The prompt, the new tokens, then ``pad_token_id``, `(batch, max_length)`.
-        scores: Scores after the processors, `(steps, batch, vocab_size)`, with ``output_scores``.
-            Zeros after the last step.
-        logits: Scores before the processors, same shape, with ``output_logits``.
+        sequences: The prompts and the new tokens, padded with ``pad_token_id``, `(batch,
+            max_length)`.
+        scores: The scores of each step after the logits processors, `(steps, batch, vocab_size)`,
+            if ``output_scores`` is set. Steps after the end of generation contain zeros.
+        logits: The scores of each step before the logits processors, with the same shape, if
+            ``output_logits`` is set.
     """
 
     sequences: np.ndarray | jax.Array | None = None
@@ -48,27 +55,29 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
 
 @dataclasses.dataclass
 class FlaxSampleOutput(FlaxGreedySearchOutput):
-    """Output of sampling, with ``num_return_sequences`` consecutive rows per input row.
+    """Output of sampling, with ``num_return_sequences`` consecutive sequences per prompt.
 
-    The fields are those of :class:`FlaxGreedySearchOutput`.
+    The fields have the same meaning as in :class:`FlaxGreedySearchOutput`.
     """
 
 
 @dataclasses.dataclass
 class FlaxBeamSearchOutput(FlaxModelOutput):
-    """The best beams, best first, with ``num_return_sequences`` consecutive rows per input row.
+    """Output of beam search: the ``num_return_sequences`` best beams of each input, best first.
 
     Attributes:
-        sequences: The prompt, the new tokens, then ``pad_token_id``, `(batch *
+        sequences: The prompts and the new tokens, padded with ``pad_token_id``, `(batch *
             num_return_sequences, max_length)`.
         scores: Scores of the beams, as in Transformers 4: the sum of log-probabilities divided by
             ``length ** length_penalty``, `(batch * num_return_sequences,)`.
-        sequences_scores: The same array under PyTorch's name.
-        step_scores: Scores after the processors, `(steps, batch * num_beams, vocab_size)`, with
-            ``output_scores``. PyTorch calls them ``scores``.
-        logits: Scores before the processors, same shape, with ``output_logits``.
-        beam_indices: The row that each token was selected from, `(batch * num_return_sequences,
-            steps)`, with ``output_scores`` or ``output_logits``. -1 after the end.
+        sequences_scores: The same array under the name that PyTorch uses.
+        step_scores: The scores of each step after the logits processors, `(steps, batch *
+            num_beams, vocab_size)`, if ``output_scores`` is set. PyTorch calls them ``scores``.
+        logits: The scores of each step before the logits processors, with the same shape, if
+            ``output_logits`` is set.
+        beam_indices: For each new token, the index of the beam to which it was appended, `(batch *
+            num_return_sequences, steps)`, if ``output_scores`` or ``output_logits`` is set. The
+            index counts all `batch * num_beams` beams. It is -1 after the end of a sequence.
     """
 
     sequences: np.ndarray | jax.Array | None = None
@@ -88,8 +97,9 @@ def row_keys(key: jax.Array, rows: int, step: Length) -> jax.Array:
 def sample(keys: jax.Array, scores: jax.Array) -> jax.Array:
     """Draws a token for each row from the softmax of the scores.
 
-    It draws two random numbers per row instead of one per token: the first selects a chunk of the
-    vocabulary by its probability mass, the second a token of the chunk.
+    The function draws two random numbers per row instead of one per token. The first number selects
+    a chunk of the vocabulary by the total probability of the chunk. The second number selects a
+    token of the chunk.
 
     Args:
         keys: One PRNG key per row.
@@ -109,10 +119,10 @@ def sample(keys: jax.Array, scores: jax.Array) -> jax.Array:
 
 
 def _pick(uniform: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the index in each row of ``weights`` that a uniform number selects.
+    """Selects an index in each row of ``weights`` with a probability proportional to the weight.
 
     Args:
-        uniform: Numbers in [0, 1), `(rows,)`.
+        uniform: Uniform random numbers in [0, 1), `(rows,)`.
         weights: Unnormalized probabilities, `(rows, n)`.
     """
     total = jnp.cumsum(weights, axis=-1)
@@ -125,14 +135,15 @@ def sample_top_k(
 ) -> jax.Array:
     """Draws a token from the ``k`` highest scores of each row, filtered by ``warpers``.
 
-    The warpers process ``k`` scores instead of the vocabulary. Of scores equal to the ``k``-th,
-    only as many as fit are candidates, whereas :class:`FlaxTopKLogitsWarper` keeps all of them.
+    The warpers process ``k`` scores per row instead of the whole vocabulary. There are always ``k``
+    candidates. In contrast, :class:`FlaxTopKLogitsWarper` also keeps all further tokens whose
+    scores equal the ``k``-th highest score.
 
     Args:
         keys: One PRNG key per row.
         scores: Scores, `(rows, vocab_size)`.
         k: Number of candidates.
-        warpers: Warpers that follow top-k.
+        warpers: The warpers that are applied after top-k.
 
     Returns:
         Tokens, int32 `(rows,)`.
@@ -149,11 +160,16 @@ def sample_without_replacement(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws ``count`` different indices in each row.
 
-    It uses the Gumbel-top-k trick (Kool et al., 2019): the indices of the largest perturbed scores
-    are such a sample.
+    The function uses the Gumbel-top-k trick (Kool et al., 2019): it adds Gumbel noise to the scores
+    and selects the largest sums.
+
+    Args:
+        keys: One PRNG key per row.
+        scores: Unnormalized log-probabilities, `(rows, n)`.
+        count: Number of indices per row.
 
     Returns:
-        The scores and the indices, both `(rows, count)`.
+        The scores without noise and the indices, both `(rows, count)`.
     """
     noise = jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:]))(keys)
     indices = jax.lax.top_k(scores + noise, count)[1]
@@ -161,8 +177,9 @@ def sample_without_replacement(
 
 
 class GenerativeModel(Protocol):
-    """The interface of models that generation uses. Encoder-decoders also have ``encode`` and
-    ``decode``.
+    """The interface that generation requires of a model.
+
+    Only encoder-decoder models have ``encode`` and ``decode``.
     """
 
     config: Any
@@ -179,19 +196,19 @@ class GenerativeModel(Protocol):
     update_inputs_for_generation: Callable[..., dict[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the outputs of decoding."""
+        """Runs the model."""
 
     def can_generate(self) -> bool:
         """Returns whether the class has a head that can generate."""
 
     def max_length(self) -> int | None:
-        """Returns the longest sequence for which the model was made, or `None`."""
+        """Returns the maximum length in the configuration, or `None` if it contains none."""
 
     def position_limit(self) -> int | None:
-        """Returns the number of positions of a position table, or `None` if there is no table."""
+        """Returns the number of position embeddings, or `None` if the model has none."""
 
     def max_source_length(self) -> int | None:
-        """Returns the number of positions of the encoder, or `None` if there is no limit."""
+        """Returns the maximum length of the encoder's input, or `None` without a limit."""
 
     def vocab_size(self, name: str = "input_ids") -> int:
         """Returns the size of the vocabulary of the input ``name``."""
@@ -200,12 +217,16 @@ class GenerativeModel(Protocol):
 
 
 class Search:
-    """A model with the plan and the operands of one run. Everything in it is traced."""
+    """Base class of searches.
+
+    A search combines a model with the plan (the static part of the compiled program) and the
+    operands (the arrays) of one call of ``generate``. All methods are traced.
+    """
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         self.plan, self.operands, self.model = plan, operands, model
         if operands.extra:
-            # The collections are operands of the compiled search, not constants.
+            # The collections are arguments of the compiled program instead of constants.
             self.model = copy.copy(model)
             self.model.extra = operands.extra
         self.rows_per_input = plan.options.rows_per_input
@@ -214,8 +235,8 @@ class Search:
     def first_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments for decoding the last token of the prompt.
 
-        The cache contains the tokens before it. The prompt runs once per input row; the rows of
-        beams and samples are repeated from the result.
+        The cache in these arguments contains the tokens before the last one. The model processes
+        each prompt once. Then the result is repeated for all beams or samples of the prompt.
         """
         operands, times = self.operands, self.rows_per_input
         if operands.prompt.shape[1] == 1:
@@ -224,7 +245,8 @@ class Search:
             return self._prepare(jnp.repeat(operands.prompt, times, axis=0), repeated)
         last = operands.prompt_length - 1
         if self.model.fixed_state:
-            # A state cannot be rewound, so the mask hides the last column and the spare columns.
+            # A state cannot be rewound, so the mask hides the last token of the prompt and the
+            # columns after it, which pad the prompt to its bucket.
             prompt, mask = operands.prompt, operands.mask
             mask = jnp.ones_like(prompt) if mask is None else jnp.asarray(mask)
             mask_before_last = jnp.where(jnp.arange(prompt.shape[1]) < last, mask, 0)
@@ -236,15 +258,15 @@ class Search:
             inputs, last_positions = self._prepare(operands.prompt, operands.mask), {}
             for name in {"position_ids", "decoder_position_ids"} & inputs.keys():
                 last_positions[name] = jax.lax.dynamic_slice_in_dim(inputs[name], last, 1, axis=1)
-                # The spare columns of the bucket must not increase the longest position, because
-                # rotary angles may depend on it.
+                # The columns that pad the prompt to its bucket must not increase the largest
+                # position, because rotary embeddings may depend on it.
                 inputs[name] = jnp.minimum(inputs[name], last_positions[name])
             cache = self._call(operands.prompt, inputs).past_key_values
-            # The spare columns were cached too. The next tokens overwrite them.
+            # The columns that pad the prompt are in the cache too. The next tokens overwrite them.
             inputs = {**inputs, **last_positions, "past_key_values": kv_cache.rewind(cache, last)}
         if times == 1:
             return inputs
-        # Decoder rows are repeated. The beams share the arrays of the encoder.
+        # Repeat the arrays of the decoder. All beams of an input share the arrays of the encoder.
         batch = len(operands.prompt)
         rows = jnp.repeat(jnp.arange(batch), times)
         expanded = {
@@ -261,7 +283,7 @@ class Search:
 
         Args:
             tokens: Tokens, `(rows,)`.
-            inputs: Keyword arguments of the call.
+            inputs: Keyword arguments of this call of the model.
 
         Returns:
             Logits, float32 `(rows, vocab_size)`, and the keyword arguments of the next call.
@@ -271,7 +293,10 @@ class Search:
         return outputs.logits[:, -1].astype(jnp.float32), following
 
     def token_buffer(self) -> jax.Array:
-        """Returns the token buffer, `(rows, buffer)`, with the prompt in its first columns."""
+        """Returns the initial token buffer, `(rows, buffer)`.
+
+        The first columns contain the prompt. The other columns contain padding.
+        """
         prompt = jnp.repeat(self.operands.prompt, self.rows_per_input, axis=0)
         spare = self.plan.buffer - prompt.shape[1]
         sequences = jnp.pad(prompt, ((0, 0), (0, spare)), constant_values=self.plan.pad)
@@ -301,7 +326,7 @@ class Search:
 
 
 def pick_rows(tree: T, batch: int, rows: jax.Array) -> T:
-    """Returns ``tree`` with ``rows`` picked from the leaves whose first axis has size ``batch``."""
+    """Selects ``rows`` in all leaves of ``tree`` whose first axis has the size ``batch``."""
 
     def pick(leaf: jax.Array) -> jax.Array:
         has_rows = getattr(leaf, "ndim", 0) and leaf.shape[0] == batch
@@ -337,7 +362,7 @@ class TokenSearch(Search):
         self.top_k: int | None = None
         warper_classes = [type(warper) for warper in self.warpers]
         if FlaxTopKLogitsWarper in warper_classes and not plan.options.output_scores:
-            # Warpers after top-k process only its candidates.
+            # The warpers after top-k only process the k best candidates.
             top_k_index = warper_classes.index(FlaxTopKLogitsWarper)
             self.top_k = self.warpers[top_k_index].top_k  # type: ignore[attr-defined]
             self.warpers, self.late = self.warpers[:top_k_index], self.warpers[top_k_index + 1 :]
@@ -354,11 +379,11 @@ class TokenSearch(Search):
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:
-        """Returns whether any row still needs a token, as a scalar."""
+        """Returns a scalar, whether any row still needs a token."""
         return (state.length < self.operands.stop_length) & ~state.finished.all()
 
     def done(self, state: SearchState) -> jax.Array:
-        """Returns for each row whether it is final, `(rows,)`."""
+        """Returns for each row whether the search has finished it, `(rows,)`."""
         return state.finished
 
     def advance(self, state: SearchState) -> SearchState:
@@ -387,19 +412,25 @@ class TokenSearch(Search):
         return SearchState(length, sequences, finished, inputs, recorded)
 
     def result(self, state: SearchState) -> FlaxGreedySearchOutput | FlaxSampleOutput:
-        """Returns the output. Sequences still have the width of the buffer."""
+        """Returns the output. Sequences still have the length of the token buffer."""
         output_class = FlaxSampleOutput if self.plan.options.do_sample else FlaxGreedySearchOutput
         return output_class(sequences=state.sequences, **state.recorded)
 
     def _best(self, logits: jax.Array, scores: jax.Array, length: Length) -> jax.Array:
-        """Returns the best token of each row by ``scores``, the processed ``logits``."""
+        """Returns the token with the highest score of each row.
+
+        Args:
+            logits: Scores before the processors, `(rows, vocab_size)`.
+            scores: Scores after the processors, same shape.
+            length: Number of filled columns.
+        """
         size = scores.shape[-1]
         width = None if self.warpers else cpu.block_width(size)
         changed = None if width is None else cpu.changed_blocks(self.processors, size, width)
         if width is None or changed is None:
             return cpu.fast_argmax(scores)
         block_maxima = cpu.block_maxima(logits, width)
-        # changed_blocks returns None for any other kind of processor
+        # For processors of other classes, changed_blocks would have returned None.
         processors = cast(list[FlaxLogitsProcessor], self.processors)
         return cpu.argmax_from_maxima(
             scores, cpu.update_block_maxima(processors, block_maxima, scores, length, changed)
@@ -412,7 +443,14 @@ def take_column(sequences: jax.Array, index: Length) -> jax.Array:
 
 
 def ended_rows(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Length) -> jax.Array:
-    """Returns which rows end with the last of their ``length`` tokens."""
+    """Returns which rows are finished after ``length`` tokens.
+
+    Args:
+        plan: The plan, with end tokens and stopping criteria.
+        sequences: Token buffer, `(rows, buffer)`.
+        tokens: The last token of each row, `(rows,)`.
+        length: Number of filled columns.
+    """
     finished = jnp.zeros(tokens.shape, bool)
     for token in plan.options.eos_token_id:
         finished |= tokens == token
@@ -424,7 +462,7 @@ def ended_rows(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Leng
 
 
 def empty_record_buffers(plan: Plan, rows: int, vocab_size: int) -> dict[str, jax.Array]:
-    """Returns buffers `(steps, rows, vocab_size)` for the requested scores and logits."""
+    """Returns empty buffers, `(steps, rows, vocab_size)`, for scores and logits if requested."""
     options = plan.options
     requested = {"scores": options.output_scores, "logits": options.output_logits}
     shape = (plan.steps, rows, vocab_size)

@@ -1,7 +1,7 @@
 """Model base classes, loading and saving, adapters, and the Auto classes.
 
-Names are imported when they are first used, because the mappings of the Auto classes do not need
-jax.
+The names of this package are imported when they are first used. So importing `hfseq.modeling.auto`,
+whose mappings do not need jax, does not import the model classes.
 """
 
 from __future__ import annotations

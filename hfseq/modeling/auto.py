@@ -1,13 +1,15 @@
-"""``FlaxAutoModel*``: loads the Flax class that belongs to a configuration or a checkpoint.
+"""``FlaxAutoModel*``: the Auto classes, which select the Flax class for a checkpoint.
 
-These are Transformers' Auto classes over mappings that read hfseq's plugin registry, so downloads,
-overrides and remote code work as in Transformers. Their base class is private in Transformers.
+They are subclasses of Transformers' private base class of Auto classes, so downloads, overrides of
+the configuration and remote code work as in Transformers. The mappings from configuration classes
+to model classes read hfseq's plugin registry.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -35,14 +37,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq")
 
-#: Arguments of downloads, used for the configuration and for the weights.
+#: Download arguments, which are used for the configuration and for the weights.
 HUB_ARGUMENTS = (
     *("cache_dir", "force_download", "local_files_only", "proxies"),
     *("revision", "subfolder", "token"),
 )
 
 
-#: Arguments about code in the checkpoint's repository.
+#: Arguments that concern custom code in the repository of the checkpoint.
 CODE_ARGUMENTS = ("trust_remote_code", "code_revision")
 
 
@@ -61,7 +63,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
     import modules.
 
     Args:
-        task: The task.
+        task: The task, such as "ForMaskedLM".
     """
 
     def __init__(self, task: str) -> None:
@@ -75,7 +77,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         return [spec for spec in specs if self.task in spec.heads]
 
     def register(self, key: type, value: type, exist_ok: bool = False) -> None:
-        """Adds a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
+        """Adds a model class for a configuration class. ``FlaxAutoModel.register`` calls this."""
         if key in self and not exist_ok:
             raise UsageError(f"{key.__name__} already has a class for {self.task}: {self[key]}")
         self[key] = value
@@ -109,7 +111,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         del self._registered[key]
 
     def __iter__(self) -> Iterator[type]:
-        """Yields the configuration classes. Skips those that fail to import, with a warning."""
+        """Yields the configuration classes. Classes that cannot be imported cause a warning."""
         for spec in self.specs():
             try:
                 yield spec.load_config()
@@ -164,17 +166,19 @@ class _FlaxAutoModel(_BaseAutoModelClass):
     ) -> Any:
         """Loads a model from a directory or from the Hub.
 
-        If config.json contains a native architecture under ``hfseq``, that architecture is loaded.
+        If config.json has an entry ``hfseq``, this entry contains the ``model_type`` of an
+        architecture of hfseq, which is loaded instead of the architecture of Transformers.
 
         Args:
             pretrained_model_name_or_path: A directory or a repository.
             *model_args: Positional arguments of the model class.
-            **kwargs: Attributes of the configuration are overridden. All other arguments are passed
-                to the model class.
+            **kwargs: Arguments that are attributes of the configuration override these attributes.
+                All other arguments are passed to the model class.
 
         Raises:
             CheckpointError: The directory does not exist.
-            UsageError: The architecture has no Flax class for this task. It is a ``ValueError``.
+            UsageError: The architecture has no Flax class for this task. ``UsageError`` is a
+                subclass of ``ValueError``.
         """
         name = os.path.expanduser(os.fspath(pretrained_model_name_or_path))
         check_directory(name)
@@ -182,14 +186,14 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         model_options = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         code_options = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
-        # Never prompt the user.
+        # A missing trust_remote_code means False. Transformers would prompt the user.
         code_options["trust_remote_code"] = bool(code_options.get("trust_remote_code"))
         from hfseq.modeling import lora  # imports jax, which the mappings do not need
 
         adapter, base, base_options = lora.find_base(name, hub)
         config, kwargs = _load_config(base, base_options, code_options, kwargs)
         if adapter is None:
-            hub = base_options  # with the commit of the configuration
+            hub = base_options  # contains the commit from which the configuration was loaded
         if cls._has_remote_code(config):
             if not code_options["trust_remote_code"] and type(config) not in cls._model_mapping:
                 configs.raise_untrusted_code(config.auto_map, name)
@@ -204,7 +208,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         """Registers ``model_class`` for ``config_class`` in this process."""
         remote = model_class.__module__.startswith("transformers_modules.")
         if remote and config_class.__module__.startswith("transformers."):
-            return  # code that is trusted for one checkpoint must not apply to all of its type
+            return  # custom code of one checkpoint must not apply to other checkpoints of this type
         super().register(config_class, model_class, exist_ok=exist_ok)
 
     @classmethod
@@ -245,6 +249,7 @@ def _load_config(
         }
         hub["revision"] = resolve_revision(name, hub.get("revision"), **resolve_options)
     source = name if config is None else config
+    check_directory(source)
     with configs.wrap_read_errors(str(source)):
         stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
         configs.check_mapping(stored, str(source))
@@ -262,9 +267,9 @@ def _load_config(
                 spec = plugins.load().architectures.get(native["model_type"])
             except UsageError as error:
                 raise UsageError(
-                    f"{name}/config.json contains an unknown native architecture: {error}"
+                    f"{name}/config.json: the entry 'hfseq' has an unknown model_type: {error}"
                 ) from None
-            # The checkpoint is stored as the stock architecture that it is equivalent to.
+            # The rest of config.json describes the equivalent architecture of Transformers.
             loaded, unused = spec.load_config().from_dict(
                 native_config_dict(stored), return_unused_kwargs=True, **kwargs
             )
@@ -324,19 +329,26 @@ FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING = ArchitectureMapping("ForAudioClass
 
 
 def load(auto_class: Any, name: str, **options: Any) -> Any:
-    """Returns ``auto_class.from_pretrained(name)`` and converts errors of Transformers to hfseq's.
+    """Calls ``auto_class.from_pretrained(name)`` and converts errors to hfseq's error classes.
 
     Raises:
         CheckpointError: Transformers cannot load the object, or a package is missing.
     """
+    check_directory(name)
     try:
         return auto_class.from_pretrained(name, **options)
     except HfseqError:
         raise
     except ImportError as error:
-        package = "sentencepiece" if "sentencepiece" in str(error).lower() else error.name
-        hint = f": pip install {package}" if package else f": {first_line(error)}"
-        raise CheckpointError(f"'{name}' requires a package that is not installed{hint}") from error
+        package = error.name if isinstance(error, ModuleNotFoundError) else None
+        if re.search("requires the sentencepiece", str(error), re.I):
+            package = "sentencepiece"
+        problem = "requires a package " + (
+            f"that is not installed: pip install {package}"
+            if package
+            else f"whose import fails: {first_line(error)}"
+        )
+        raise CheckpointError(f"'{name}' {problem}") from error
     except Exception as error:  # tokenizers raises plain exceptions
         first = first_line(error)
         raise CheckpointError(f"{auto_class.__name__} cannot load '{name}': {first}") from error
@@ -355,7 +367,8 @@ def find_class(
         config_dict: The content of config.json.
         source: The checkpoint, for messages.
         task: A task of :data:`hfseq.plugins.TASKS` that selects the class.
-        model_class: The name of the class, with or without the prefix ``Flax``.
+        model_class: The name of the class, with or without the prefix ``Flax``. Without ``task``
+            and ``model_class``, ``architectures`` in config.json selects the class.
 
     Raises:
         CheckpointError: config.json has no ``model_type``.
@@ -378,7 +391,8 @@ def find_class(
             )
         return spec.load_head(tasks[class_name])
     names = class_names(config_dict)
-    # A model stored as its stock architecture has the name of the stock class.
+    # config.json may contain the configuration of an equivalent architecture of Transformers. Its
+    # class name is then that of the Transformers architecture.
     stock_type = str(config_dict.get("model_type"))
     stock_spec = registry.get(stock_type) if stock_type in registry else spec
     for head in spec.heads:
@@ -386,6 +400,6 @@ def find_class(
         if {name for cls in classes for name in (cls.torch_class_name(), cls.__name__)} & {*names}:
             return spec.load_head(head)
     raise UsageError(
-        f"{source}/config.json has {', '.join(names) or 'no architecture'}, which is not a "
-        f"class of '{native_type}': pass --task, one of {', '.join(spec.heads)}"
+        f"the architectures of {source}/config.json ({', '.join(names) or 'none'}) do not include "
+        f"a class of '{native_type}': pass --task, one of {', '.join(spec.heads)}"
     )

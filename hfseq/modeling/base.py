@@ -1,8 +1,12 @@
-"""The base of all models: an NNX module inside, ``model(..., params=...)`` outside.
+"""The base class of all models: the interface of Transformers 4 around a Flax NNX module.
 
-A model owns a configuration, the structure of a module and usually parameters, like the Flax
-classes of Transformers 4. ``model.params`` is a nested dict with string keys. Calling the model is
-a pure function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
+Like the Flax classes of Transformers 4, a model has a configuration, the structure of a module and
+usually parameters. ``model.params`` is a nested dict with string keys. A call such as ``model(...,
+params=params)`` is a pure function of its arguments, so it works under ``jit``, ``grad`` and
+``eval_shape``.
+
+Variables of the module that are not parameters, such as the running statistics of batch norm, are
+grouped in collections. They are stored in ``model.extra``.
 """
 
 from __future__ import annotations
@@ -46,11 +50,11 @@ logger = logging.getLogger(__name__)
 #: Inputs that are not tokens: images, spectrograms and waveforms.
 MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
 
-#: Ids, masks and positions: an array, or nested lists of numbers.
+#: Token IDs, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
 
 
-#: Methods of PyTorch's models, and what to use instead.
+#: Methods of PyTorch's models that hfseq's models do not have, and what to use instead.
 TORCH_METHODS = {
     "to": (
         "Transformers' pipelines require PyTorch: use hfseq.pipeline. To move the model, use "
@@ -67,10 +71,11 @@ TORCH_METHODS = {
     "load_state_dict": "Set model.params, or use from_pretrained",
     "gradient_checkpointing_enable": "Use model.enable_gradient_checkpointing()",
     "resize_token_embeddings": "Load the checkpoint with another vocab_size and "
-    "ignore_mismatched_sizes=True, or resize it in PyTorch",
+    "ignore_mismatched_sizes=True, or resize the model in PyTorch",
 }
 
-#: Attributes that follow from the others, which copies and pickles build again.
+#: Attributes that are computed from the other attributes. Pickles and deep copies leave them out,
+#: and they are computed again when a model is restored.
 DERIVED_STATE = (
     *("_graph", "_abstract", "_paths", "_extra_types", "_stacked", "_accepted", "_has_dropout"),
     *("_generation_programs", "_encoder"),
@@ -89,25 +94,30 @@ _NO_PARAMS = (
 
 
 class FlaxModel(FlaxGenerationMixin):
-    """A model without files. :class:`hfseq.modeling.FlaxPreTrainedModel` adds loading and saving.
+    """A model that cannot be loaded from files or saved.
+
+    :class:`hfseq.modeling.FlaxPreTrainedModel` adds loading and saving.
 
     Attributes:
         config_class: The Hugging Face configuration class.
-        module_class: The module class.
-        main_input_name: Name of the first argument.
-        position_table: The attribute of the configuration that sizes a table of positions. Longer
-            inputs raise an error. The default `None` means ``"max_position_embeddings"`` if the
-            module has such a table; ``""`` means no limit.
-        fixed_state: Whether the cache is a state whose size does not depend on the length and that
-            cannot be rewound.
+        module_class: The NNX module class.
+        main_input_name: Name of the first argument of calls.
+        position_table: The attribute of the configuration that contains the number of position
+            embeddings. Longer inputs raise an error. The default `None` means
+            ``"max_position_embeddings"`` if the module has an embedding matrix of this size, and
+            otherwise no limit. ``""`` means no limit.
+        fixed_state: Whether the cache is a state whose size does not depend on the number of
+            tokens. Such a cache cannot be rewound to an earlier token.
         module_methods: The methods of the module that the model class calls.
-        any_image_size: Whether images may have other sizes than that of the configuration.
-        precision_sites: Linear layers outside of the layer stack that FP8 recipes include, as
-            regular expressions on paths.
-        head_counts: The attributes of the configuration that count heads. A mesh does not split a
-            head.
-        params_include_collections: Whether ``params`` includes the collections, as in the version 4
-            models with batch norm: ``{"params": ..., "batch_stats": ...}``.
+        any_image_size: Whether images may have another size than the ``image_size`` of the
+            configuration.
+        precision_sites: Regular expressions for the paths of further linear layers that FP8 recipes
+            compute in FP8. By default, these recipes only include the linear layers inside of
+            numbered layers.
+        head_counts: The attributes of the configuration that contain a number of attention heads.
+            These numbers must be multiples of the size of the mesh axis ``tensor``.
+        params_include_collections: Whether ``params`` includes the collections, as in the models
+            with batch norm of Transformers 4: ``{"params": ..., "batch_stats": ...}``.
     """
 
     config_class: ClassVar[Any] = None
@@ -176,7 +186,10 @@ class FlaxModel(FlaxGenerationMixin):
         self._remember_generation_values()
 
     def _remember_generation_values(self) -> None:
-        """Records the configuration's values of generation options, to recognize later edits."""
+        """Records the current values of the generation options in ``config``.
+
+        ``generate`` compares them with later values to recognize options that the user has changed.
+        """
         values = getattr(self.generation_config, "__dict__", {})
         self.original_generation_values: dict[str, Any] = {
             name: getattr(self.config, name, value)
@@ -185,7 +198,7 @@ class FlaxModel(FlaxGenerationMixin):
         }
 
     def _set_structure(self) -> None:
-        """Builds the module without arrays, and stores what follows from its structure."""
+        """Builds the module without arrays, and sets the attributes that describe its structure."""
         self._stacked: Mapping[Any, Any] = {}
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
         self._graph, params, extra = trees.split(module)
@@ -203,7 +216,10 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Adds the v4 module class (``FlaxBertModule``) to the module of the model class."""
+        """Adds the module class of Transformers 4 (such as ``FlaxBertModule``) for a model class.
+
+        It is added to the Python module that defines the model class.
+        """
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_node(cls, FlaxModel._flatten, _Structure.unflatten)
         if cls.module_class is not None and cls.__module__ in sys.modules:
@@ -233,9 +249,10 @@ class FlaxModel(FlaxGenerationMixin):
         kv_cache.apply_is_causal(module, self._config)
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
-        """Adds the adapters of ``peft_config``. Only models with checkpoints support this."""
+        """Adds the adapters of ``peft_config``. :class:`FlaxPreTrainedModel` implements this."""
         raise UsageError(
-            f"{type(self).__name__} does not support adapters, because it has no checkpoint paths"
+            f"{type(self).__name__} does not support adapters, because it is not a subclass of "
+            "FlaxPreTrainedModel, which maps parameters to the names in adapter files"
         )
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -245,11 +262,11 @@ class FlaxModel(FlaxGenerationMixin):
     # -- the model as a value
 
     def _flatten(self) -> tuple[tuple[Any, Any], _Structure]:
-        """Returns the arrays and the structure: models are pytrees."""
+        """Returns the arrays and the structure, because models are pytrees."""
         return (self._params, self.extra), _Structure(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy or a pickle, without compiled programs."""
+        """Returns the state for a pickle or a deep copy, without compiled programs."""
         return {name: value for name, value in vars(self).items() if name not in DERIVED_STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -266,7 +283,7 @@ class FlaxModel(FlaxGenerationMixin):
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 
         def __getattr__(self, name: str) -> Any:
-            """Raises an AttributeError, which for methods of PyTorch's models names hfseq's way."""
+            """Raises an AttributeError. For a method of PyTorch models, it says what to use."""
             advice = TORCH_METHODS.get(name)
             hint = f". {advice}" if advice else ""
             raise AttributeError(f"{type(self).__name__} has no attribute '{name}'{hint}")
@@ -286,7 +303,7 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def __dir__(self) -> list[str]:
-        """Returns the public names, without those that model classes define."""
+        """Returns the public names for users, without class attributes for authors of models."""
         author_names = {
             name
             for owner in type(self).__mro__
@@ -311,8 +328,8 @@ class FlaxModel(FlaxGenerationMixin):
         """Returns the number of parameters.
 
         Args:
-            only_trainable: Whether to count only the adapters of a model that has some.
-            exclude_embeddings: Whether to leave out embedding tables.
+            only_trainable: Whether to count only the adapter parameters, if the model has adapters.
+            exclude_embeddings: Whether to leave out embedding matrices.
         """
         paths = self._paths
         if only_trainable and self.peft_config is not None:
@@ -325,7 +342,7 @@ class FlaxModel(FlaxGenerationMixin):
         """Returns the parts of the model with their numbers of parameters, one per line.
 
         Args:
-            depth: Number of levels.
+            depth: Number of levels of nested modules to show.
         """
         sizes: dict[trees.Path, int] = {}
         for path, leaf in self._paths.items():
@@ -337,8 +354,8 @@ class FlaxModel(FlaxGenerationMixin):
     def nnx(self, params: trees.Params | None = None) -> NNXModule:
         """Returns the Flax NNX module with the parameters and the collections.
 
-        It works with ``nnx.split``, ``nnx.state``, ``nnx.jit`` and ``nnx.Optimizer``. Its call
-        takes the inputs of the model by name, as arrays. The module has its own variables:
+        The module works with ``nnx.split``, ``nnx.state``, ``nnx.jit`` and ``nnx.Optimizer``. To
+        call it, pass the inputs of the model as arrays by name. The module has its own variables.
         :meth:`update_from_nnx` copies their values back to the model.
 
         Args:
@@ -380,16 +397,16 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def module(self) -> FlaxModule:
-        """The structure of the model with Linen's ``init`` and ``apply``, as in v4."""
+        """The structure of the model with Linen's ``init`` and ``apply``, as in Transformers 4."""
         return self._linen_class.of(self)
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters: a nested dict with string keys, the tree of the v4 Flax classes.
+        """The parameters, a nested dict with the structure of the Flax classes of Transformers 4.
 
         Raises:
-            ValueError: The model was created with ``_do_init=False``, or a new tree lacks
-                parameters.
+            ValueError: The model was created with ``_do_init=False``, or parameters are missing in
+                the dict that is assigned.
         """
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("accessed from model"))
@@ -412,11 +429,14 @@ class FlaxModel(FlaxGenerationMixin):
         self.extra = self.extra if extra is None else trees.thaw(extra)
 
     def join_collections(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Adds the model's collections to ``params`` if its users keep both in one tree."""
+        """Adds the model's collections to ``params`` if ``params_include_collections`` is set."""
         return {"params": params, **self.extra} if self.params_include_collections else params
 
     def split_collections(self, params: trees.Params) -> tuple[trees.Params, trees.Params | None]:
-        """Splits ``params`` into parameters and collections (`None` if it contains none)."""
+        """Splits ``params`` into parameters and collections.
+
+        The second result is `None` if ``params`` contains no collections.
+        """
         if not self.params_include_collections or "params" not in params:
             return params, None
         return params["params"], {name: params[name] for name in params if name != "params"} or None
@@ -454,10 +474,10 @@ class FlaxModel(FlaxGenerationMixin):
         Args:
             rng: A PRNG key.
             input_shape: Ignored. Kept for compatibility.
-            params: Existing parameters. Only the missing ones are initialized.
+            params: Existing parameters. Only parameters that are missing here are initialized.
 
         Returns:
-            The complete tree.
+            The complete parameter tree.
         """
         fresh, extra = self._initialize(rng)
         if self.params_include_collections:
@@ -468,7 +488,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def stacked_prefixes(self) -> tuple[trees.Path, ...]:
-        """The paths of layers that are stacked for scanning, empty without ``scan_layers``."""
+        """The paths of the stacked layers, or an empty tuple without ``scan_layers``."""
         return tuple(self._stacked)
 
     def use_mesh(
@@ -477,14 +497,14 @@ class FlaxModel(FlaxGenerationMixin):
         axes: Mapping[trees.Path, sharding.Axes] | None = None,
         sequence_parallel: bool = False,
     ) -> None:
-        """Computes on ``mesh``: layers split their work over it and constrain the layout of their
-        outputs.
+        """Makes the model compute on a mesh, where layers set the sharding of their activations.
 
         Args:
             mesh: The mesh, or `None` for a single device.
-            axes: The mesh axes that split each weight, by path (``Layout.axes``).
-            sequence_parallel: Whether to split the sequence over the axis ``tensor`` between the
-                blocks (:mod:`hfseq.nn.sharding`).
+            axes: Maps the path of each weight to the mesh axes that split it, as returned by
+                ``Layout.axes``.
+            sequence_parallel: Whether the axis ``tensor`` also splits hidden states by length
+                between the layers (:mod:`hfseq.nn.sharding`).
         """
         self._options = dataclasses.replace(
             self._options, mesh=mesh, sequence_parallel=sequence_parallel
@@ -494,33 +514,35 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the sequence is split over the axis ``tensor`` between the blocks."""
+        """Whether the axis ``tensor`` splits hidden states by length between the layers."""
         return self._options.sequence_parallel
 
     @property
     def text_config(self) -> Any:
-        """The part of the configuration that describes the text model, usually all of it."""
+        """The configuration of the text model: ``text_config``, or the whole configuration."""
         return getattr(self._config, "text_config", self._config)
 
     def max_length(self) -> int | None:
-        """Returns the longest sequence for which the model was made, or `None` without a limit."""
+        """Returns the maximum length in the configuration, or `None` if it contains none."""
         return getattr(self.text_config, self.position_table or "max_position_embeddings", None)
 
     def position_limit(self) -> int | None:
-        """Returns the number of positions of a position table, or `None` if there is no table.
+        """Returns the number of position embeddings, or `None` if the model has none.
 
-        Other models accept longer sequences than `max_length`.
+        A model without position embeddings accepts sequences that are longer than
+        :meth:`max_length`.
         """
         return self.max_length() if self.position_table else None
 
     def max_source_length(self) -> int | None:
-        """Returns the longest input of the encoder, if the model has one."""
+        """Returns the maximum length of the encoder's input, or `None` without a limit."""
         return self.max_length()
 
     def _has_position_table(self) -> bool:
-        """Returns whether an embedding has one row per position of the configuration.
+        """Returns whether the module has an embedding matrix with one row per position.
 
-        A table with "pos" in its name may have more rows: OPT's and BART's tables have two more.
+        The number of rows is ``max_position_embeddings`` of the configuration. A matrix with "pos"
+        in its name may have more rows: OPT and BART reserve two rows for other purposes.
         """
         size = getattr(self.text_config, "max_position_embeddings", None)
         vocab_size = self.vocab_size()
@@ -549,7 +571,10 @@ class FlaxModel(FlaxGenerationMixin):
         return getattr(config, "num_channels", 3), *height_and_width(size)
 
     def _example_shape(self) -> tuple[Any, ...]:
-        """Returns v4's ``input_shape``: of ids, of images with channels last, or of both."""
+        """Returns ``input_shape`` as in Transformers 4.
+
+        It is the shape of token IDs, the shape of images with channels last, or a pair of both.
+        """
         if not self.has_input("pixel_values"):
             return (1, 1)
         channels, *size = self.image_shape() or (3, 224, 224)
@@ -557,7 +582,7 @@ class FlaxModel(FlaxGenerationMixin):
         return ((1, 1), image_shape) if self.has_input("input_ids") else image_shape
 
     def has_input(self, name: str) -> bool:
-        """Returns whether ``name`` is an explicit argument of the model's call."""
+        """Returns whether ``name`` is a named argument of the model's ``__call__``."""
         parameter = inspect.signature(self.__call__).parameters.get(name)
         return parameter is not None and parameter.kind is not parameter.VAR_KEYWORD
 
@@ -575,7 +600,10 @@ class FlaxModel(FlaxGenerationMixin):
         self._options = dataclasses.replace(self._options, remat=True)
 
     def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
-        """Returns an empty cache for ``past_key_values``, structured like the parameter tree."""
+        """Returns an empty cache for the argument ``past_key_values``.
+
+        It is a nested dict with the same module paths as the parameters.
+        """
         return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
 
     def _empty_cache(self, size: kv_cache.CacheSize) -> dict[str, Any]:
@@ -590,15 +618,18 @@ class FlaxModel(FlaxGenerationMixin):
         return kv_cache.empty_cache(module, shapes, size.batch_size)
 
     def to_bf16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Casts floating-point leaves of ``params`` to bfloat16 where ``mask`` (if any) is true."""
+        """Casts floating-point leaves of ``params`` to bfloat16.
+
+        With ``mask``, only the leaves are cast whose value in ``mask`` is true.
+        """
         return trees.cast_floating(params, jnp.bfloat16, mask)
 
     def to_fp16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Casts floating-point leaves of ``params`` to float16 where ``mask`` (if any) is true."""
+        """Casts floating-point leaves of ``params`` to float16, as in :meth:`to_bf16`."""
         return trees.cast_floating(params, jnp.float16, mask)
 
     def to_fp32(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Casts floating-point leaves of ``params`` to float32 where ``mask`` (if any) is true."""
+        """Casts floating-point leaves of ``params`` to float32, as in :meth:`to_bf16`."""
         return trees.cast_floating(params, jnp.float32, mask)
 
     @classmethod
@@ -642,20 +673,21 @@ class FlaxModel(FlaxGenerationMixin):
         """Runs the model. Families with other arguments override this method and call :meth:`run`.
 
         Args:
-            input_ids: Token ids, `(batch, length)`.
+            input_ids: Token IDs, `(batch, length)`.
             attention_mask: Mask of the tokens, `(batch, length)`. Zero hides a token.
             token_type_ids: Type of each token, `(batch, length)`.
             position_ids: Position of each token, `(batch, length)`.
             params: Parameters to use instead of the model's own.
             dropout_rng: PRNG key for dropout. Required for training with dropout.
             train: Whether to apply dropout and update collections.
-            output_attentions: Whether to return attention weights. The default is the
-                configuration's.
-            output_hidden_states: Whether to return hidden states. The default is the
-                configuration's.
+            output_attentions: Whether to return attention weights. The default is the value in the
+                configuration.
+            output_hidden_states: Whether to return hidden states. The default is the value in the
+                configuration.
             return_dict: Whether to return an output object instead of a tuple. The default is the
-                configuration's.
-            past_key_values: A cache from :meth:`init_cache`.
+                value in the configuration.
+            past_key_values: A cache from :meth:`init_cache`, or the cache in the output of an
+                earlier call.
             extra: Collections to use instead of the model's own.
             **inputs: Other inputs of the module.
         """
@@ -695,7 +727,8 @@ class FlaxModel(FlaxGenerationMixin):
         """Merges the parameters, a cache and collections into the module and calls it.
 
         Args:
-            inputs: Inputs of the module by name. `None` leaves an input to the module's default.
+            inputs: Inputs of the module by name. Inputs that are `None` are not passed, so the
+                module uses its defaults.
             params: See :meth:`__call__`.
             dropout_rng: See :meth:`__call__`.
             train: See :meth:`__call__`.
@@ -704,14 +737,16 @@ class FlaxModel(FlaxGenerationMixin):
             return_dict: See :meth:`__call__`.
             past_key_values: See :meth:`__call__`.
             extra: See :meth:`__call__`.
-            method: The method of the module. ``"encode"`` and ``"decode"`` are the halves of an
-                encoder-decoder.
-            fill_encoder_cache: Whether to store the encoder's keys and values in the cache.
+            method: The method of the module to call. ``"encode"`` runs the encoder of an
+                encoder-decoder model, and ``"decode"`` runs its decoder.
+            fill_encoder_cache: Whether to compute the keys and values of cross-attention and store
+                them in the cache.
 
         Returns:
-            The output of the module. With ``extra``, or when training a model with
-            ``params_include_collections``, a pair of the output and the collections after the call.
-            In all other cases changes of the collections are dropped.
+            The output of the module. In two cases the result is a pair of the output and the
+            collections after the call: if ``extra`` is passed, and if ``train`` is set for a model
+            with ``params_include_collections``. In all other cases, changes of the collections are
+            dropped.
         """
         positions = "decoder_position_ids" if method == "decode" else "position_ids"
         if past_key_values and positions in inputs and inputs[positions] is None:
@@ -754,7 +789,8 @@ class FlaxModel(FlaxGenerationMixin):
             try:
                 output = getattr(module, method)(**module_inputs, rngs=keys)
             except TypeError as error:
-                # A module that passes its keywords on raises the error of an inner module.
+                # If the module passes its keyword arguments to an inner module, the error names
+                # the inner module. Name the model class instead.
                 name = re.search(r"unexpected keyword argument '(\w+)'", str(error))
                 if name is None or name[1] not in module_inputs:
                     raise
@@ -787,8 +823,9 @@ class FlaxModel(FlaxGenerationMixin):
             if name == "pixel_values":
                 self._check_images(value)
             if name in MEDIA_INPUTS:
-                value = jnp.asarray(value, jnp.float32)  # as in v4, integers too
-            # Integers become int32, as in v4. Tracers and floats keep their dtype.
+                # As in Transformers 4, integers become float32 too.
+                value = jnp.asarray(value, jnp.float32)
+            # Integers become int32, as in Transformers 4. Floats keep their dtype.
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
                 value = jnp.asarray(value, jnp.int32)
             module_inputs[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
@@ -808,7 +845,10 @@ class FlaxModel(FlaxGenerationMixin):
         return module_inputs
 
     def _check_ids(self, name: str, ids: Any) -> None:
-        """Raises a UsageError for ids or lengths outside of a table (JAX would return NaN)."""
+        """Raises a UsageError for token IDs or positions without an embedding.
+
+        Without this check the result would contain NaN, because JAX does not check indices.
+        """
         vocab_size, length = self.vocab_size(name), (0, *np.shape(ids))[-1]
         numbers = isinstance(ids, np.ndarray) and ids.size and ids.dtype.kind in "iuf"
         if vocab_size and numbers and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -821,12 +861,12 @@ class FlaxModel(FlaxGenerationMixin):
         if limit is not None and length > limit:
             table = f"{self.position_table}={getattr(self.text_config, self.position_table or '')}"
             raise UsageError(
-                f"{name} has {length} tokens per row, but {type(self).__name__} allows at most "
-                f"{limit} ({table}): truncate the input, or use a model with more positions"
+                f"{name} has {length} tokens per sequence, but {type(self).__name__} allows at "
+                f"most {limit} ({table}): truncate the input, or use a model for longer sequences"
             )
 
     def _check_images(self, images: Any) -> None:
-        """Raises a UsageError for images of another size or with channels last."""
+        """Raises a UsageError for images of an unsupported size or with channels last."""
         expected, shape, name = self.image_shape(), np.shape(images), type(self).__name__
         if len(shape) != 4:
             raise UsageError(
@@ -855,26 +895,36 @@ class FlaxModel(FlaxGenerationMixin):
     # -- collections
 
     def check_training(self, tokens: int) -> None:
-        """Raises a UsageError if the collections cannot be trained.
+        """Raises a UsageError if the collections cannot be trained with this number of tokens.
+
+        The base class does not raise. Families with such collections override this method.
 
         Args:
-            tokens: Number of tokens per step.
+            tokens: Number of tokens per training step.
         """
 
     def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Returns the collections after an optimizer step.
 
-        It is called once per step, when all micro-batches have updated ``extra``, and it is traced.
+        The training step calls and traces this method once, after all micro-batches have updated
+        ``extra``.
         """
         return extra
 
     def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
-        """Returns metrics of the collections to log, scalar arrays by name. Traced."""
+        """Returns metrics that are computed from the collections, for logging.
+
+        The training step traces this method. The result maps names to scalar arrays.
+        """
         return {}
 
     @property
     def overwrite_with_gradient(self) -> tuple[str, ...]:
-        """The collections whose next values the backward pass returns instead of gradients."""
+        """Names of the collections for which the backward pass returns new values, not gradients.
+
+        The training step replaces the old values by the new values. An example is the FP8 state of
+        :mod:`hfseq.nn.fp8`.
+        """
         return tuple(
             name
             for name, (variable_type, _) in self._extra_types.items()
@@ -883,20 +933,20 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The collections in which a call counts the tokens that it processes."""
+        """Names of the collections that the forward pass updates, such as running statistics."""
         overwritten = self.overwrite_with_gradient
         return tuple(name for name in self._extra_types if name not in overwritten)
 
     @property
     def extra_shape_tree(self) -> dict[str, Any]:
-        """The collections with ``jax.ShapeDtypeStruct`` leaves, empty for most models."""
+        """The collections with ``jax.ShapeDtypeStruct`` leaves. Most models have no collections."""
         return {name: shapes for name, (_, shapes) in self._extra_types.items()}
 
     def init_extra(self, rng: jax.Array) -> dict[str, Any]:
         """Initializes the collections without computing the parameters.
 
         Args:
-            rng: A PRNG key. The values are those of a model initialized with this key.
+            rng: A PRNG key. The collections equal those of a model initialized with this key.
         """
         if not self._extra_types:
             return {}
@@ -907,8 +957,9 @@ class FlaxModel(FlaxGenerationMixin):
         if missing:
             raise UsageError(
                 f"{type(self).__name__} requires the collection {', '.join(missing)}, but `extra` "
-                f"has {', '.join(extra) or 'none'}. Models created with `_do_init=False` have "
-                "none: pass extra=model.init_extra(rng), or the collections that training returned"
+                f"has {', '.join(extra) or 'none'}. Models that are created with `_do_init=False` "
+                "have no collections: pass extra=model.init_extra(rng), or the collections that "
+                "training returned"
             )
         return extra
 
@@ -921,7 +972,7 @@ class FlaxModel(FlaxGenerationMixin):
 
 
 class _Structure:
-    """Everything of a model except its arrays: the static part of the pytree.
+    """The static part of the pytree of a model: everything except its arrays.
 
     Args:
         model: The model.
@@ -954,10 +1005,12 @@ class _Structure:
 
 
 class FlaxModule:
-    """The module classes of Transformers 4: ``FlaxBertModule(config).apply({"params": p}, ids)``.
+    """Base class of the module classes of Transformers 4, such as ``FlaxBertModule``.
 
-    They provide Linen's ``init`` and ``apply`` for a model without parameters, for programs that
-    used the modules directly. Each model class has one under its v4 name in the same Python module.
+    Programs for Transformers 4 may use the Linen module of a model directly:
+    ``FlaxBertModule(config).apply({"params": params}, input_ids)``. A module class provides Linen's
+    ``init`` and ``apply`` for such programs. Each model class has a module class, which is in the
+    same Python module and has the same name as in Transformers 4.
     """
 
     model_class: ClassVar[Any]
@@ -979,11 +1032,14 @@ class FlaxModule:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of computation."""
+        """The computation dtype."""
         return self.model.dtype
 
     def init(self, rngs: jax.Array | Mapping[str, jax.Array], *_: Any, **__: Any) -> dict[str, Any]:
-        """Returns fresh variables, ``{"params": tree}``. Example inputs are ignored."""
+        """Returns newly initialized variables, ``{"params": tree}``.
+
+        All arguments except the PRNG keys are ignored.
+        """
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
         variables = self.model.init_weights(key)
         return variables if self.model.params_include_collections else {"params": variables}
@@ -1002,15 +1058,20 @@ class FlaxModule:
 
         Args:
             variables: ``{"params": ..., "cache": ...}``. The cache is optional.
-            *args: Positional inputs and flags of the v4 module. Images have channels last.
+            *args: Positional inputs and flags, in the order of the module in Transformers 4. Images
+                have channels last.
             rngs: A PRNG key for dropout, or ``{"dropout": key}``.
-            mutable: ``["cache"]`` to return the new cache too.
+            mutable: ``["cache"]`` to return the new cache too, or the names of the collections to
+                return in the training of a model with batch norm.
             deterministic: Whether to disable dropout.
-            method: ``"encode"``, ``"decode"``, or a function of that name.
-            **kwargs: Named inputs.
+            method: ``"encode"``, ``"decode"``, or a function with one of these names. Default:
+                ``__call__``.
+            **kwargs: Inputs by name.
 
         Returns:
-            The output, or with ``mutable`` a pair of the output and ``{"cache": ...}``.
+            The output. With ``mutable``, the result is a pair of the output and ``{"cache": ...}``.
+            In the training of a model with batch norm, the second element of the pair contains the
+            new collections instead.
         """
         entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
         args, positional = self._named(entry, args)
@@ -1028,9 +1089,10 @@ class FlaxModule:
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 
     def _named(self, entry: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Maps positional arguments to names: inputs, then the flags of v4's modules.
+        """Maps positional arguments to names: the inputs, then the flags of Transformers 4.
 
-        Modules with a cache had their flags in a different order. Their arguments stay positional.
+        In models with a cache, the flags had another order in Transformers 4. The arguments of
+        these models stay positional.
         """
         names = list(inspect.signature(getattr(self.model, entry)).parameters)
         if "past_key_values" in names or "params" not in names:
@@ -1041,7 +1103,10 @@ class FlaxModule:
 
     @staticmethod
     def _channels_first(inputs: dict[str, Any]) -> dict[str, Any]:
-        """Transposes images from the layout of v4's modules to that of its model classes."""
+        """Transposes images from channels last to channels first.
+
+        In Transformers 4, modules received channels last, and model classes channels first.
+        """
         if inputs.get("pixel_values") is None:
             return inputs
         pixel_values = jnp.transpose(jnp.asarray(inputs["pixel_values"]), (0, 3, 1, 2))

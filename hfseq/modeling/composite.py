@@ -1,4 +1,8 @@
-"""Models that consist of other models, each under its own name in the tree and in files."""
+"""Models that consist of other models, such as a text encoder and an image encoder.
+
+The models that a composite model consists of are its parts. Each part has a name, which is the
+first component of its parameter paths and of its tensor names in files.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,15 @@ if TYPE_CHECKING:
 
 
 class CompositeWeightMap(WeightMap):
-    """The weight map of a composite model: the names of each part with the name of the part as a
-    prefix.
+    """The weight map of a composite model.
+
+    A tensor name is the name of a part, a dot, and the name of the tensor in the weight map of this
+    part.
 
     Args:
         shapes: Shapes of all parameters.
         parts: Weight maps of the parts, by name.
-        stacked: Paths of stacked layers and of the layers that they contain.
+        stacked: Maps the path of each stacked layer to the paths of the layers that it contains.
     """
 
     def __init__(
@@ -58,12 +64,15 @@ class CompositeWeightMap(WeightMap):
         return f"{path[0]}.{part.torch_name(path[1:])}" if part else super().torch_name(path)
 
     def module_name(self, name: str) -> str:
-        """Returns the name in memory, as adapters use it, of a PyTorch name in files."""
+        """Converts a tensor name in PyTorch files to the name in PyTorch's module tree.
+
+        The files of adapters use the names in the module tree.
+        """
         head, _, part_name = name.partition(".")
         return f"{head}.{self.parts[head].module_name(part_name)}" if head in self.parts else name
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
-        """Returns the name under which a name that is read would be written."""
+        """Replaces old spellings in a tensor name by the spellings that hfseq writes."""
         head, _, part_name = name.partition(".")
         if head not in self.parts:
             return name
@@ -85,16 +94,24 @@ class CompositeWeightMap(WeightMap):
 
 
 class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
-    """Base class of models that consist of other models.
+    """Base class of models that consist of other models, which are called parts.
 
-    The module receives the models of the parts, which have no parameters, as the argument ``parts``
-    and creates its submodules from them. The argument ``part_options`` contains constructor
-    arguments of the parts by name.
+    The constructor creates a model object for each part. These objects do not contain parameters,
+    because the composite model contains the parameters of all parts. The constructor passes the
+    objects to the NNX module as the argument ``parts``, and the NNX module creates its submodules
+    from them.
+
+    Args:
+        config: The configuration of the composite model.
+        *args: Other positional arguments of :class:`FlaxPreTrainedModel`.
+        part_options: Maps the name of a part to constructor arguments for the model of this part.
+        **kwargs: Other keyword arguments of :class:`FlaxPreTrainedModel`.
 
     Attributes:
-        part_configs: The name of each part, in the tree and in files, and the attribute of the
-            configuration that describes it.
-        part_tasks: The tasks of parts that have a head.
+        part_configs: Maps the name of each part to the name of the attribute of ``config`` that
+            contains the configuration of this part.
+        part_tasks: Maps the name of a part to its task, such as "ForCausalLM". Parts without an
+            entry are base models without a task head.
     """
 
     part_configs: ClassVar[Mapping[str, str]] = {}
@@ -120,7 +137,7 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
             for name, attribute in self.part_configs.items()
             for part in [getattr(config, attribute)]
         }
-        if part_options:  # the options of a checkpoint may change the configurations of the parts
+        if part_options:  # the constructor of a part may change the configuration of the part
             config = copy.copy(config)
             for name in part_options:
                 setattr(config, self.part_configs[name], self.parts[name].config)
@@ -131,7 +148,10 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
     def checkpoint_options(
         cls, tensors: Mapping[str, Tensor], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Returns the constructor arguments of the parts that depend on the checkpoint."""
+        """Returns the constructor arguments that depend on the tensors of the checkpoint.
+
+        The method collects them from the model classes of the parts.
+        """
         part_options = {}
         for name, attribute in cls.part_configs.items():
             part = getattr(config, attribute)
@@ -146,12 +166,15 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
 
     @property
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """The arguments of :meth:`checkpoint_options` that this model was created with."""
+        """The constructor arguments from :meth:`checkpoint_options` that this model received."""
         return {"part_options": self._part_options} if self._part_options else {}
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Returns the model class of a part, with the head of its task if it has one."""
+        """Returns the model class of a part for its task in ``part_tasks``.
+
+        A part without a task has the class of the base model.
+        """
         task = cls.part_tasks.get(name, "Model")
         return plugins.load().architectures.get(config.model_type).load_head(task)
 
@@ -167,7 +190,7 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
         return CompositeWeightMap(shapes, inside, self._stacked)
 
     def derived_weights(self) -> Mapping[str, DerivedTensor]:
-        """Returns the derived tensors of PyTorch's class for all parts."""
+        """Returns the additional tensors that PyTorch's classes store, for all parts."""
         derived = {}
         for part, model in self.parts.items():
             for name, entry in model.derived_weights().items():
@@ -176,7 +199,10 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
         return derived
 
     def sharding_rules(self) -> sharding.Rules:
-        """Returns the rules of each part with its name as a prefix, then those of the composite."""
+        """Returns the sharding rules of all parts, followed by the rules of the composite model.
+
+        The patterns of a part only match paths that begin with the name of the part.
+        """
         inside = [
             (f"^{name}/.*(?:{pattern.removeprefix('^')})", tactic)
             for name, part in self.parts.items()

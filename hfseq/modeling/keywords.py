@@ -1,4 +1,8 @@
-"""Keywords of ``from_pretrained`` in PyTorch programs: supported, mapped, or refused by name."""
+"""Keyword arguments that PyTorch programs pass to ``from_pretrained``.
+
+Each argument is supported, translated to an argument of hfseq, or rejected with an error that says
+what to use instead.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from hfseq.errors import UsageError
 
 logger = logging.getLogger("hfseq.modeling")
 
-#: Attention implementations of PyTorch and those of hfseq that they mean.
+#: Maps attention implementations of PyTorch to attention implementations of hfseq.
 ATTENTION_NAMES = {
     "sdpa": "auto",
     "flash_attention_2": "auto",
@@ -18,7 +22,7 @@ ATTENTION_NAMES = {
     "flex_attention": "auto",
 }
 
-#: Values of ``device_map`` that ask for what JAX does anyway.
+#: Values of ``device_map`` that can be ignored, because JAX places the model automatically.
 DEFAULT_DEVICE_MAPS = (None, "auto", "cpu", "balanced", "sequential")
 
 _QUANTIZATION = (
@@ -27,7 +31,7 @@ _QUANTIZATION = (
 )
 _MESH = "use mesh=, a jax.sharding.Mesh, to distribute the model over devices"
 
-#: Refused keywords, and what to do instead.
+#: Keyword arguments that are rejected, and what to do instead.
 REFUSED = {
     "load_in_8bit": _QUANTIZATION,
     "load_in_4bit": _QUANTIZATION,
@@ -48,16 +52,16 @@ REFUSED = {
 
 
 def translate_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keywords that hfseq understands.
+    """Translates keyword arguments of PyTorch's ``from_pretrained`` to those of hfseq.
 
-    ``device_map`` is dropped with a warning, ``torch_dtype`` becomes ``dtype``, and names of
-    PyTorch's attention implementations become hfseq's.
+    ``device_map`` is dropped with a warning. ``torch_dtype`` becomes ``dtype``. The name of a
+    PyTorch attention implementation is replaced by the name of an hfseq implementation.
 
     Args:
-        keywords: The keywords of ``from_pretrained``.
+        keywords: The keyword arguments of ``from_pretrained``.
 
     Raises:
-        UsageError: A keyword has no counterpart. The message names hfseq's way.
+        UsageError: An argument has no counterpart in hfseq. The message says what to use instead.
     """
     translated = dict(keywords)
     for name, advice in REFUSED.items():
@@ -68,7 +72,7 @@ def translate_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     if device_map not in DEFAULT_DEVICE_MAPS:
         raise UsageError(
             f"from_pretrained: device_map={device_map!r:.60} is not supported; {_MESH}, or "
-            'jax.default_device(jax.devices("cpu")[0]) to choose one'
+            'jax.default_device(jax.devices("cpu")[0]) to choose a device'
         )
     if device_map is not None:
         logger.warning(

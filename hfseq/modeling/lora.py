@@ -1,8 +1,10 @@
-"""Low-rank adapters (LoRA, Hu et al., 2021) in PEFT's format: their placement and their files.
+"""Low-rank adapters (LoRA; Hu et al., 2021): which layers are adapted, and files in PEFT's format.
 
-An adapted model is the same model with a low-rank product added to the targeted kernels. Its
-parameters are one tree. :func:`trainable_paths` returns the parameters that training changes and
-that the directory of an adapter contains.
+An adapted model adds the product of two low-rank matrices to each targeted kernel. The parameters
+of the base model and of the adapters are in one tree. :func:`trainable_paths` returns the paths of
+the parameters that training changes. The directory of an adapter contains only these parameters.
+
+The configuration selects modules by their names in PyTorch's module tree, as in PEFT.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ logger = logging.getLogger("hfseq.modeling")
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _ADAPTER_PART = re.compile(r"^lora_(A|B|embedding_A|embedding_B)$")
-#: PEFT's default targets by model type.
+#: The default `target_modules` of PEFT, by model type.
 DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "longt5"), ("q", "v")),
     **dict.fromkeys(("gpt2",), ("c_attn",)),
@@ -43,7 +45,7 @@ DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
          "smollm3", "whisper"), ("q_proj", "v_proj")
     ),
 }  # fmt: skip
-#: PEFT's task types by head.
+#: The `task_type` of PEFT for each task head.
 TASK_TYPES = {
     "ForCausalLM": "CAUSAL_LM",
     "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
@@ -52,13 +54,14 @@ TASK_TYPES = {
     "ForTokenClassification": "TOKEN_CLS",
     "Model": "FEATURE_EXTRACTION",
 }
-#: Newly initialized heads that PEFT saves completely, by task type.
+#: Module names of the task heads that are newly initialized, by `task_type`. PEFT trains and saves
+#: all parameters of these heads.
 HEAD_MODULES = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-#: Beginnings of the model types whose PyTorch classes do not accept `inputs_embeds`.
+#: Prefixes of model types whose PyTorch classes do not accept `inputs_embeds`.
 NO_EMBEDDINGS = (
     "clip",
     "vit",
@@ -70,7 +73,7 @@ NO_EMBEDDINGS = (
     "whisper",
     "vision",
 )
-#: Fields of PEFT that change the result and that hfseq does not support.
+#: Fields of PEFT's configuration that change the result and that hfseq does not support.
 _UNSUPPORTED_FIELDS = (
     "use_dora",
     "lora_bias",
@@ -90,31 +93,36 @@ _UNSUPPORTED_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """The adapted layers and their ranks, with the fields of PEFT's ``LoraConfig``.
+    """Configuration of LoRA adapters, with the fields of PEFT's ``LoraConfig``.
 
     Attributes:
         r: Rank of the adapters.
-        lora_alpha: The scale is ``lora_alpha / r``, or ``lora_alpha / sqrt(r)`` with
-            ``use_rslora``.
+        lora_alpha: The output of an adapter is multiplied by ``lora_alpha / r``, or by
+            ``lora_alpha / sqrt(r)`` with ``use_rslora``.
         lora_dropout: Dropout rate of the inputs of adapters.
-        target_modules: Ends of checkpoint paths (``"q_proj"``), one regular expression for whole
-            paths, ``"all-linear"``, or `None` for the default of the model type.
-        exclude_modules: Ends of checkpoint paths, or a regular expression, to leave out.
-        modules_to_save: Modules that are trained and saved completely. A tied table, or a head that
-            is tied to it, then becomes a separate parameter, as in PEFT.
-        ensure_weight_tying: Whether a tied table stays tied if ``modules_to_save`` contains its
-            full name, such as ``"model.embed_tokens"``.
-        bias: Which biases are trained: none, all, or those of adapted layers.
-        use_rslora: Whether to scale by ``1 / sqrt(r)``.
-        rank_pattern: Ranks of paths that end with these patterns.
-        alpha_pattern: Values of ``lora_alpha`` of paths that end with these patterns.
-        layers_to_transform: Indices of the adapted layers.
-        layers_pattern: Name of the list of layers that the indices refer to.
+        target_modules: The layers to adapt. A list contains the ends of module names, such as
+            ``"q_proj"``. A string is a regular expression that matches whole module names, or
+            ``"all-linear"``. `None` selects the default of the model type.
+        exclude_modules: Layers that are not adapted, as a list or a regular expression.
+        modules_to_save: Modules that are trained and saved completely. If this includes a tied
+            embedding matrix or the head that is tied to it, the two become separate parameters, as
+            in PEFT.
+        ensure_weight_tying: Whether a tied embedding matrix stays tied if ``modules_to_save``
+            contains its full name, such as ``"model.embed_tokens"``.
+        bias: Which biases are trained: ``"none"``, ``"all"``, or the biases of adapted layers
+            (``"lora_only"``).
+        use_rslora: Whether to divide ``lora_alpha`` by ``sqrt(r)`` instead of ``r``.
+        rank_pattern: Maps patterns to ranks. Layers whose names end with a pattern get this rank
+            instead of ``r``.
+        alpha_pattern: Maps patterns to values that replace ``lora_alpha`` in the same way.
+        layers_to_transform: Numbers of the layers in which modules are adapted. Default: all.
+        layers_pattern: Attribute name of the list of layers that these numbers refer to, such as
+            ``"layers"``.
         init_lora_weights: ``True``, ``False`` or ``"gaussian"``. Adapters that PEFT initialized as
             ``"eva"`` or ``"orthogonal"`` can be loaded too.
         task_type: PEFT's name of the task.
-        base_model_name_or_path: The model that the adapter belongs to.
-        revision: Branch, tag or commit of that model on the Hub.
+        base_model_name_or_path: The base model that the adapter belongs to.
+        revision: Branch, tag or commit of the base model on the Hub.
         inference_mode: Whether the configuration was read from a file, as in PEFT.
     """
 
@@ -151,7 +159,8 @@ class LoraConfig:
 
         Raises:
             CheckpointError: The file cannot be read.
-            UsageError: The file has options that change the result and are not supported.
+            UsageError: The file contains options that change the result but are not supported by
+                hfseq.
         """
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -192,7 +201,7 @@ class LoraConfig:
         """Returns the content of ``adapter_config.json``.
 
         Args:
-            conv1d: Whether all targets are GPT-2's Conv1D.
+            conv1d: Whether all adapted layers are GPT-2's Conv1D.
         """
         fields = dataclasses.asdict(self)
         fields |= {"peft_type": "LORA", "inference_mode": True, "fan_in_fan_out": conv1d}
@@ -204,7 +213,7 @@ class LoraConfig:
         }
 
     def adapter_for(self, name: str) -> LowRankConfig:
-        """Returns the adapter of the layer at the checkpoint path ``name``."""
+        """Returns the settings of the adapter of the layer with the module name ``name``."""
 
         def value_for_layer(pattern: Mapping[str, Any], default: Any) -> Any:
             matching_keys = (key for key in pattern if re.match(rf"(.*\.)?({key})$", name))
@@ -216,7 +225,7 @@ class LoraConfig:
         return LowRankConfig(rank, scale, self.lora_dropout, self.init_lora_weights == "gaussian")
 
     def is_target(self, name: str) -> bool:
-        """Returns whether the layer at the checkpoint path ``name`` has an adapter."""
+        """Returns whether the layer with the module name ``name`` has an adapter."""
         if _matches(self.exclude_modules, name) or self.is_fully_saved(name):
             return False
         target_modules = self.target_modules
@@ -238,21 +247,24 @@ class LoraConfig:
         return number in ([layers] if isinstance(layers, int) else layers)
 
     def is_fully_saved(self, name: str) -> bool:
-        """Returns whether the module or parameter at ``name`` is trained and saved completely."""
+        """Returns whether ``modules_to_save`` includes a module or parameter, or a parent of it."""
         parts = name.split(".")
         modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        # As in PEFT, "norm" is the end of "input_layernorm" too
+        # As in PEFT, the string "norm" also matches the end of "input_layernorm".
         ends = tuple(self.modules_to_save or ())
         return any(module.endswith(ends) for module in modules)
 
     def unties(self, aliases: Mapping[str, str]) -> bool:
-        """Returns whether the adapter saves its own version of a tied tensor, which unties it.
+        """Returns whether the adapter saves its own version of a tied tensor.
+
+        The model must then have separate parameters for the tied tensors.
 
         Args:
-            aliases: Maps PyTorch names of tied tensors to the name that they are tied to.
+            aliases: Maps the PyTorch name of a tied tensor to the name of the tensor that it is
+                tied to.
 
         Raises:
-            UsageError: The adapter is new and ``ensure_weight_tying`` has no effect.
+            UsageError: The adapter is new and ``ensure_weight_tying`` would have no effect.
         """
         saved = [
             (alias, name)
@@ -264,8 +276,9 @@ class LoraConfig:
         table = saved[0][1].removesuffix(".weight")
         if table not in (self.modules_to_save or ()) and not self.inference_mode:
             raise UsageError(
-                f"ensure_weight_tying requires '{table}', the name of the tied table, in "
-                f"modules_to_save, which contains {', '.join(self.modules_to_save or ())}"
+                f"ensure_weight_tying requires that modules_to_save contains '{table}', the name "
+                "of the tied embedding matrix. modules_to_save contains "
+                f"{', '.join(self.modules_to_save or ())}"
             )
         return table not in (self.modules_to_save or ())
 
@@ -277,7 +290,10 @@ def _matches(patterns: Sequence[str] | str | None, name: str) -> bool:
 
 
 def complete_config(config: LoraConfig, class_name: str, model_type: str) -> LoraConfig:
-    """Sets the fields that depend on the model: task, default targets and new heads.
+    """Sets the fields that depend on the model.
+
+    These are ``task_type``, the default of ``target_modules``, and the task heads in
+    ``modules_to_save``.
 
     Args:
         config: The user's configuration.
@@ -289,7 +305,8 @@ def complete_config(config: LoraConfig, class_name: str, model_type: str) -> Lor
     """
     head = re.search(r"(For\w+|Model)$", class_name)
     task = config.task_type
-    # PEFT's class for features passes `inputs_embeds`, which these models do not accept.
+    # PEFT's model class for FEATURE_EXTRACTION passes `inputs_embeds`, which some models do not
+    # accept. Without a task PEFT uses its general model class.
     if task is None and not config.inference_mode and not model_type.startswith(NO_EMBEDDINGS):
         task = TASK_TYPES.get(head[1] if head else "")
     targets = config.target_modules
@@ -309,12 +326,12 @@ def complete_config(config: LoraConfig, class_name: str, model_type: str) -> Lor
 
 
 class AdaptedLayer(NamedTuple):
-    """An adapted layer.
+    """A layer with an adapter.
 
     Attributes:
-        lora: Its adapter.
+        lora: The settings of the adapter.
         linear: Whether it is a linear layer rather than an embedding.
-        conv1d: Whether it is GPT-2's Conv1D, whose kernel is (out, in).
+        conv1d: Whether it is GPT-2's Conv1D, whose kernel is `(out_features, in_features)`.
     """
 
     lora: LowRankConfig
@@ -334,15 +351,17 @@ def add_adapters(
     Args:
         module: A module whose layers are not stacked yet.
         config: A complete configuration.
-        names: The names of parameters in checkpoints.
-        rngs: Random number generators for the adapters.
-        vocab_size: Size of the vocabulary. "all-linear" leaves out heads of this size.
+        names: The weight map of the model, which converts paths to tensor names.
+        rngs: Random number generators for the initialization of the adapters.
+        vocab_size: Size of the vocabulary. "all-linear" does not include output heads, which are
+            recognized by this size.
 
     Returns:
-        The configuration with "all-linear" replaced by names, and the adapted layers by path.
+        The configuration, where names of layers replace "all-linear", and the adapted layers by
+        path.
 
     Raises:
-        UsageError: A target does not match any layer.
+        UsageError: No layer matches one of the ``target_modules``.
     """
     layers: dict[str, Linear | Embed] = {}
     paths: dict[str, trees.Path] = {}
@@ -377,8 +396,9 @@ def add_adapters(
     ):
         known_ends = sorted({name.rpartition(".")[2] for name in layers})
         raise UsageError(
-            f"target_modules {', '.join(absent or ends)}: no layer of this model has this name; "
-            f"its linear layers and embeddings are {', '.join(known_ends)}"
+            f"target_modules {', '.join(absent or ends)}: no layer of this model matches. The "
+            "names of the linear layers and embeddings of this model end with "
+            f"{', '.join(known_ends)}"
         )
     adapted_layers = {}
     for name in adapted_names:
@@ -390,11 +410,14 @@ def add_adapters(
 
 
 def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> LoraConfig:
-    """Replaces targets that are names in files by the names of PyTorch's modules.
+    """Replaces layer names in PyTorch files by the names in PyTorch's module tree.
+
+    For some classes these names differ. In ``target_modules`` and ``exclude_modules``, users may
+    pass either of them.
 
     Args:
         config: The configuration.
-        stored_names: The names of layers in files by their names in memory.
+        stored_names: Maps the name of each layer in the module tree to its name in files.
     """
 
     def module_names(targets: Sequence[str] | str | None) -> Sequence[str] | str | None:
@@ -419,7 +442,11 @@ def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> L
 def trainable_paths(
     paths: Iterable[trees.Path], config: LoraConfig, names: weights.WeightMap
 ) -> set[trees.Path]:
-    """Returns the parameters that training changes: adapters, and those that ``config`` adds."""
+    """Returns the paths of the parameters that training changes.
+
+    These are the adapters, and the modules and biases that ``config`` selects with
+    ``modules_to_save`` and ``bias``.
+    """
     paths = list(paths)
     adapter_paths = {path for path in paths if is_adapter(path)}
     adapted = {path[:-2] if path[-1] == "kernel" else path[:-1] for path in adapter_paths}
@@ -445,12 +472,12 @@ def is_adapter(path: trees.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """The directory of an adapter.
+    """A saved adapter.
 
     Attributes:
-        config: Its configuration.
+        config: The configuration of the adapter.
         source: The directory or repository.
-        open: Opens its tensors.
+        open: A function that opens the tensors of the adapter.
     """
 
     config: LoraConfig
@@ -459,15 +486,19 @@ class Adapter:
 
     @property
     def head(self) -> str | None:
-        """The head that the adapter was trained with ("ForCausalLM"), if known."""
+        """The task head that the adapter was trained with, such as "ForCausalLM".
+
+        The result is `None` if the configuration does not contain a known ``task_type``.
+        """
         return next((h for h, task in TASK_TYPES.items() if task == self.config.task_type), None)
 
     @property
     def base(self) -> str:
-        """The location of the model that the adapter belongs to.
+        """The directory or repository of the base model.
 
         Raises:
-            CheckpointError: The adapter does not contain it, or the directory does not exist.
+            CheckpointError: The configuration does not name the base model, or the directory of the
+                base model does not exist.
         """
         base = self.config.base_model_name_or_path
         if not base:
@@ -478,14 +509,16 @@ class Adapter:
         try:
             configs.check_directory(base)
         except CheckpointError as error:
-            raise CheckpointError(f"the base model of the adapter {self.source}: {error}") from None
+            raise CheckpointError(
+                f"cannot load the base model of the adapter {self.source}: {error}"
+            ) from None
         return base
 
     def base_download(self, download: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the download options of the base model.
 
-        As in PEFT, ``revision`` and ``subfolder`` of ``download`` are those of the adapter, and
-        adapter_config.json contains the revision of the base model.
+        As in PEFT, ``revision`` and ``subfolder`` in ``download`` apply to the adapter only. The
+        revision of the base model is read from adapter_config.json.
         """
         options = {
             name: value for name, value in download.items() if name not in ("revision", "subfolder")
@@ -500,11 +533,16 @@ class Adapter:
 def find_base(
     source: str, download: Mapping[str, Any]
 ) -> tuple[Adapter | None, str, dict[str, Any]]:
-    """Returns the adapter at ``source`` or `None`, its base model, and the latter's options.
+    """Returns the adapter at ``source``, if there is one, and where to load the base model from.
 
     Args:
-        source: An adapter or a model: a directory, a file or a repository.
-        download: Options of downloads.
+        source: A directory, file or repository of an adapter or of a model.
+        download: Download options for ``source``.
+
+    Returns:
+        The adapter or `None`, the directory, file or repository of the base model, and the download
+        options for the base model. If ``source`` is not an adapter, ``source`` itself is the base
+        model.
     """
     adapter = find_adapter(source, download)
     if adapter is None:
@@ -512,7 +550,7 @@ def find_base(
     return adapter, adapter.base, adapter.base_download(download)
 
 
-# Repositories without an adapter, to query the Hub only once
+# Pairs (repository, revision) without an adapter, so that the Hub is queried only once.
 _known_full_models: set[tuple[str, str]] = set()
 
 
@@ -556,7 +594,9 @@ def combine_tensors(
     names: weights.WeightMap,
     vocab_size: int | None,
 ) -> dict[str, weights.Tensor]:
-    """Returns the tensors of an adapter and those of its base model that it does not replace.
+    """Combines the tensors of an adapter with the tensors of its base model.
+
+    Tensors of the base model are left out if the adapter contains them.
 
     Args:
         adapter: The adapter.
@@ -565,8 +605,9 @@ def combine_tensors(
         vocab_size: The model's vocabulary size, for messages.
 
     Raises:
-        WeightsError: The tensors do not fit the base model or the ranks.
-        UsageError: The base model's checkpoint uses Flax names.
+        WeightsError: The tensors of the adapter do not fit the base model, or do not have the ranks
+            of the configuration.
+        UsageError: The checkpoint of the base model uses Flax names.
     """
     slots, adapter_tensors = {slot.name: slot for slot in names.slots}, {}
     for name, tensor in _without_wrappers(adapter.open()).items():
@@ -577,11 +618,11 @@ def combine_tensors(
     unknown_names = [
         name for name in adapter_tensors if name not in slots and name not in names.aliases
     ]
-    # Some heads do not read the pooler, which PEFT adapts nevertheless.
+    # PEFT also adapts the pooler of the base model if the task head does not use it.
     unread = [name for name in unknown_names if re.search(r"(^|\.)pooler\.", name)]
     if unread:
         logger.warning(
-            "ignoring tensors of the adapter %s for layers that this head does not read: %s",
+            "ignoring tensors of the adapter %s for layers that this head does not use: %s",
             adapter.source,
             ", ".join(unread),
         )
@@ -619,10 +660,12 @@ def combine_tensors(
 
 
 def _without_wrappers(tensors: Mapping[str, weights.Tensor]) -> dict[str, weights.Tensor]:
-    """Returns the tensors of an adapter by the names that they have without PEFT's wrappers.
+    """Returns the tensors of an adapter by their names without the components that PEFT adds.
 
-    A module of `modules_to_save` may be stored a second time under the names of its wrapper:
-    `modules_to_save`, and `original_module` with the values of the base model.
+    PEFT wraps each module of `modules_to_save` in a module with two attributes: `modules_to_save`,
+    the trained module, and `original_module`, the module of the base model. Files may contain the
+    tensors of both, in addition to the tensors under the plain names. The tensors of
+    `original_module` are ignored.
     """
     wrapper = re.compile(r"\.(modules_to_save|original_module)\.")
     plain = {
@@ -644,7 +687,7 @@ def _shape_error(
     expected: tuple[int, ...],
     vocab_size: int | None,
 ) -> WeightsError:
-    """Returns the error about a tensor of an adapter with another shape than the base requires."""
+    """Returns the error for a tensor of an adapter whose shape does not fit the base model."""
     differing = [
         (size, other) for size, other in zip(shape, expected, strict=False) if size != other
     ]
@@ -668,7 +711,7 @@ def write_adapter(
     names: weights.WeightMap,
     leaves: Mapping[trees.Path, Any],
 ) -> None:
-    """Writes a directory that PEFT can load.
+    """Writes the files of an adapter, which PEFT can load.
 
     Args:
         folder: The directory.
@@ -690,7 +733,7 @@ def write_adapter(
 
     arrays = names.to_torch(leaves)
     if config.ensure_weight_tying and not config.unties(names.aliases):
-        # PEFT saves a tied table under all of its names.
+        # PEFT saves a tied embedding matrix under all of its names.
         arrays |= {alias: arrays[name] for alias, name in names.aliases.items() if name in arrays}
     tensors = {peft_name(name): array for name, array in arrays.items()}
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
@@ -704,12 +747,15 @@ def merge_adapters(
     adapted: Mapping[trees.Path, AdaptedLayer],
     stacked: Mapping[trees.Path, Sequence[trees.Path]],
 ) -> dict[trees.Path, Any]:
-    """Returns the parameters with each adapter added to its kernel or table, and without adapters.
+    """Adds each adapter to the kernel or embedding matrix of its layer.
 
     Args:
         flat: Parameters by path.
         adapted: The adapted layers, one entry per unstacked layer.
-        stacked: Paths of stacked layers and of the layers that they contain.
+        stacked: Maps the path of each stacked layer to the paths of the layers that it contains.
+
+    Returns:
+        The parameters by path, without the adapters.
     """
     base = {path: leaf for path, leaf in flat.items() if not is_adapter(path)}
     for path, leaf in base.items():

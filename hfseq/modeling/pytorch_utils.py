@@ -1,8 +1,8 @@
-"""Transformers 4's functions between PyTorch models in memory and Flax parameters.
+"""Functions of Transformers 4 that convert between PyTorch models in memory and Flax parameters.
 
-Checkpoints do not need them, because `from_pretrained` and `save_pretrained` read and write
-PyTorch's format. They are for programs that have both models in memory, and that import them from
-the module of Transformers 4.
+They are for programs that have both models in memory and that import these functions from
+Transformers 4's `modeling_flax_pytorch_utils`. Checkpoints do not need them, because
+`from_pretrained` and `save_pretrained` read and write PyTorch's format.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ def convert_pytorch_state_dict_to_flax(
 ) -> dict[str, Any]:
     """Converts a PyTorch state dict to the parameter tree of a Flax model.
 
-    Models with batch norm get `{"params": ..., "batch_stats": ...}`, as in Transformers 4.
+    For models with batch norm the result is `{"params": ..., "batch_stats": ...}`, as in
+    Transformers 4.
 
-    Parameters that the state dict lacks are left out of the tree. Unexpected tensors are ignored
-    with a warning. A checkpoint with a head can be loaded into the base model, and vice versa.
+    Parameters that are missing in the state dict are also missing in the result. Unexpected tensors
+    are ignored with a warning. The state dict of a model with a head can be converted for the base
+    model, and vice versa.
 
     Args:
-        pt_state_dict: Tensors of PyTorch or arrays of NumPy.
+        pt_state_dict: PyTorch tensors or NumPy arrays by name.
         flax_model: The Flax model.
 
     Raises:
-        WeightsError: A tensor has another shape (a ValueError).
+        WeightsError: A tensor has another shape than the parameter. `WeightsError` is a subclass of
+            `ValueError`.
     """
     arrays = {
         name: np.asarray(value) if isinstance(value, np.ndarray) else torch_to_numpy(value)
@@ -113,8 +116,9 @@ def load_flax_weights_in_pytorch_model(
 ) -> PreTrainedModel:
     """Copies a Flax parameter tree into a PyTorch model in place, and returns the model.
 
-    Parameters with a head can be loaded into the base model, and vice versa. Half-precision leaves
-    are cast to the dtype of the model. A warning lists the names that exist on one side only.
+    The parameters of a model with a head can be loaded into the base model, and vice versa.
+    Half-precision leaves are cast to the dtype of the model. A warning lists the names that exist
+    only in the tree or only in the model.
 
     Raises:
         WeightsError: A tensor has another shape.
@@ -140,14 +144,15 @@ def load_flax_weights_in_pytorch_model(
         target = torch_state[matches[0]]
         if tuple(target.shape) != array.shape:
             raise errors.WeightsError(
-                f"{name} is {array.shape} in the Flax parameters and {tuple(target.shape)} in "
-                f"{type(pt_model).__name__}. Use the configuration of these weights"
+                f"{name} has the shape {array.shape} in the Flax parameters and "
+                f"{tuple(target.shape)} in {type(pt_model).__name__}. Create the PyTorch model "
+                "with the configuration of the Flax parameters"
             )
         loaded[matches[0]] = torch.tensor(np.asarray(array, np.float32)).to(target.dtype)
     pt_model.load_state_dict(loaded, strict=False)
     pt_model.tie_weights()
     state, class_name = pt_model.state_dict(), type(pt_model).__name__
-    # Tied parameters are not missing: they share the storage of a tensor with another name.
+    # Tied parameters are not missing, because they share the storage of a loaded tensor.
     storages = {state[name].data_ptr() for name in loaded}
     tied = {name for name, tensor in state.items() if tensor.data_ptr() in storages}
     if unexpected:
@@ -157,7 +162,7 @@ def load_flax_weights_in_pytorch_model(
             class_name,
             sorted(unexpected),
         )
-    # Counters of batch norm have no effect on outputs.
+    # The counters of batch norm do not change the outputs.
     patterns = (*names.ignored, r"\.num_batches_tracked$")
     ignored = {name for name in torch_state if any(re.search(p, name) for p in patterns)}
     if missing := set(torch_state) - set(loaded) - tied - ignored:
@@ -173,7 +178,10 @@ def load_flax_weights_in_pytorch_model(
 def _names(
     shapes: dict[trees.Path, tuple[int, ...]], pt_model: PreTrainedModel
 ) -> weights.WeightMap:
-    """Returns the names of the parameters, with the synonyms of the Flax class if hfseq has one."""
+    """Returns the weight map for the Flax class that corresponds to a PyTorch model.
+
+    If hfseq has no such class, the weight map only uses the general naming rules.
+    """
     name = f"Flax{type(pt_model).__name__}"
     specs = [entry.target for entry in plugins.load().architectures.entries()]
     heads = [(spec, task) for spec in specs for task in spec.heads]
@@ -202,12 +210,13 @@ def rename_key_and_reshape_tensor(
     Args:
         pt_tuple_key: The parts of the PyTorch name.
         pt_tensor: The tensor.
-        random_flax_state_dict: The flat parameters of an initialized model. They distinguish a
-            norm's `scale` from an `embedding` and a `kernel`.
+        random_flax_state_dict: The parameters of an initialized model by path. They decide whether
+            a PyTorch `weight` becomes a `scale`, an `embedding` or a `kernel`.
         model_prefix: The model's `base_model_prefix`.
 
     Returns:
-        The Flax path and the tensor in Flax's layout. A name without a match keeps its path.
+        The Flax path and the tensor in Flax's layout. If no parameter matches, path and tensor are
+        returned unchanged, except for the old names `gamma` and `beta`.
     """
     head = tuple(pt_tuple_key[:-1])
     old_names = {"gamma": "weight", "beta": "bias"}

@@ -1,8 +1,9 @@
-"""Sentence vectors: the files of sentence-transformers and the computation that they describe.
+"""Sentence embeddings: the files of sentence-transformers and the computation that they describe.
 
-A directory of sentence-transformers contains an encoder without a head and small files that name
-the following modules: pooling over tokens, dense layers, normalization. Both formats of these files
-can be read. The older one is written, because all versions and other programs support it.
+A sentence-transformers model consists of an encoder without a head and further modules: pooling
+over tokens, dense layers, and normalization. Small files in its directory describe these modules.
+There are two formats of these files. hfseq reads both, and writes the older one, because all
+versions of sentence-transformers and other programs support it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Pooling modes and their keys in 1_Pooling/config.json. Several modes are concatenated in this
-#: order.
+#: Pooling modes and their keys in 1_Pooling/config.json. If a model has several modes, their
+#: results are concatenated in this order.
 POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -55,7 +56,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
-    """Pools hidden states over the tokens of each row.
+    """Pools hidden states over the tokens of each sentence.
 
     Args:
         hidden: Hidden states, `(batch, tokens, features)`.
@@ -63,7 +64,7 @@ def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
         modes: Keys of ``POOLING_MODES``. Their results are concatenated.
 
     Returns:
-        Float32 vectors, `(batch, modes * features)`.
+        Float32 vectors, `(batch, number of modes * features)`.
     """
     hidden = hidden.astype(jnp.float32)
     weights = mask.astype(jnp.float32)[..., None]
@@ -96,11 +97,12 @@ class Dense:
     """A dense layer after the pooling.
 
     Attributes:
-        kernel: Kernel, `(in, out)`.
-        bias: Bias, `(out,)`, or `None`.
-        activation: PyTorch's name of the activation.
+        kernel: Kernel, `(in_features, out_features)`.
+        bias: Bias, `(out_features,)`, or `None`.
+        activation: Class name of the activation in PyTorch.
         use_residual: Whether the input is added to the output.
-        residual: Projection of the added input, `(in, out)`, if the sizes differ.
+        residual: A matrix `(in_features, out_features)` that projects the input before it is added,
+            if input and output have different sizes.
     """
 
     kernel: np.ndarray
@@ -110,7 +112,7 @@ class Dense:
     residual: np.ndarray | None = None
 
     def __call__(self, vectors: jax.Array) -> jax.Array:
-        """Returns the vectors after the layer, `(batch, out)`."""
+        """Applies the layer to vectors `(batch, in_features)`."""
         outputs = vectors @ self.kernel.astype(np.float32)
         outputs = outputs if self.bias is None else outputs + self.bias
         outputs = ACTIVATIONS[self.activation](outputs)
@@ -121,10 +123,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """How sentences are preprocessed and their hidden states converted to vectors.
+    """Describes how sentences are preprocessed and how hidden states are converted to vectors.
 
     Attributes:
-        pooling: Pooling modes. Several are concatenated.
+        pooling: Pooling modes. The results of several modes are concatenated.
         include_prompt: Whether the tokens of the prompt are pooled.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
@@ -132,8 +134,9 @@ class SentenceConfig:
         do_lower_case: Whether to convert sentences to lower case.
         prompts: Prompts by name.
         default_prompt_name: Name of the default prompt.
-        similarity_fn_name: Name of the similarity, such as "cosine" or "dot".
-        other_settings: Further keys of `config_sentence_transformers.json`, which are kept.
+        similarity_fn_name: Name of the similarity function, such as "cosine" or "dot".
+        other_settings: Other entries of `config_sentence_transformers.json`. hfseq does not use
+            them, but writes them when the model is saved.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -164,7 +167,7 @@ class SentenceConfig:
             download: Options of downloads.
 
         Raises:
-            CheckpointError: A module is not supported, or a file is incomplete.
+            CheckpointError: A module is not supported, or a file is missing or invalid.
         """
         fetch = fetcher(source, download)
 
@@ -221,7 +224,7 @@ class SentenceConfig:
         )
 
     def write(self, folder: Path, features: int) -> None:
-        """Writes the files.
+        """Writes the files that describe the modules after the encoder.
 
         Args:
             folder: The directory of the model.
@@ -265,7 +268,7 @@ class SentenceConfig:
             },
         }
         if list(self.pooling) != [mode for mode in POOLING_MODES if mode in self.pooling]:
-            # Only the format of version 6 has an order.
+            # Only the format of sentence-transformers 6 can store the order of the modes.
             contents["1_Pooling/config.json"]["pooling_mode"] = [
                 "mean_sqrt_len_tokens" if mode == "mean_sqrt_len" else mode for mode in self.pooling
             ]
@@ -293,7 +296,10 @@ class SentenceConfig:
             save_file(tensors, folder / f"{number}_Dense" / "model.safetensors", {"format": "pt"})
 
     def __call__(self, hidden: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns vectors `(batch, features)` of hidden states `(batch, tokens, features)`."""
+        """Converts hidden states `(batch, tokens, features)` to one vector per sentence.
+
+        The arguments have the same meaning as in :func:`pool`.
+        """
         vectors = pool(hidden, mask, self.pooling)
         for dense in self.dense:
             vectors = dense(vectors)
@@ -330,7 +336,7 @@ def _read_dense(
 
 
 class SentenceEncoder:
-    """Computes sentence vectors with a model, its tokenizer and a :class:`SentenceConfig`."""
+    """Computes sentence embeddings with a model, its tokenizer and a :class:`SentenceConfig`."""
 
     def __init__(
         self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, config: SentenceConfig
@@ -363,17 +369,17 @@ class SentenceEncoder:
     ) -> np.ndarray:
         """Returns float32 vectors, `(sentences, features)`.
 
-        The arguments are those of :meth:`FlaxPreTrainedModel.encode`.
+        The arguments have the same meaning as in :meth:`FlaxPreTrainedModel.encode`.
         """
         from tqdm import tqdm
 
         columns = self._columns(sentences, prompt)
         texts = columns[0]
-        # The tokenizer does not truncate here, so that truncated sentences can be logged.
+        # The tokenizer does not truncate here, so that the number of long sentences can be logged.
         encoded = self.tokenizer(*columns, verbose=False) if texts else {"input_ids": []}
         rows, types = encoded["input_ids"], encoded.get("token_type_ids")
         if types is None or not self._uses_token_types or not any(map(any, types)):
-            types = [()] * len(rows)  # as all-zero types
+            types = [()] * len(rows)  # () means that all types are 0
         long = [number for number, row in enumerate(rows) if len(row) > self.limit]
         if long:
             logger.warning(
@@ -412,7 +418,8 @@ class SentenceEncoder:
                 bar.update(len(numbers))
         features = int(results[0][1].shape[1]) if results else 0
         vectors = np.zeros((len(rows), features), np.float32)
-        for numbers, part in results:  # the device computes while the host prepares
+        # The results are only fetched here, so that the device computes during tokenization above.
+        for numbers, part in results:
             vectors[numbers] = np.asarray(part)[: len(numbers)]
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
@@ -421,10 +428,14 @@ class SentenceEncoder:
         return vectors
 
     def _columns(self, sentences: Sequence[Any], prompt: str) -> list[list[str]]:
-        """Returns the texts, or the first and the second texts of pairs.
+        """Returns the arguments of the tokenizer.
+
+        If the sentences are texts, the result contains one list with all texts. If they are pairs
+        of texts, it contains a list of all first texts and a list of all second texts.
 
         Raises:
-            UsageError: A sentence is neither a text nor a pair of texts like the first one.
+            UsageError: The first sentence is a text and another one is not, or the first one is a
+                pair of texts and another one is not.
         """
         size = 1 if not sentences or isinstance(sentences[0], str) else 2
         rows = [(s,) if isinstance(s, str) else tuple(s) for s in sentences]
@@ -453,10 +464,12 @@ class SentenceEncoder:
         """Computes the vectors of a batch.
 
         Args:
-            rows: Token ids and token types of each sentence. No types stand for zeros.
+            rows: Token IDs and token types of each sentence. An empty sequence of types means that
+                all types are 0.
             prompt_length: Number of leading tokens that are not pooled.
-            width: Width to pad to.
-            max_rows: Maximum number of rows. The number of rows is padded to one of a few sizes.
+            width: Number of tokens to pad each sentence to.
+            max_rows: Maximum batch size. The batch is padded to a power of 4 or to this size, so
+                that few programs are compiled.
             params: Parameters of the model.
         """
         count = min(max_rows, 4 ** math.ceil(math.log(len(rows), 4)))

@@ -1,8 +1,9 @@
-"""The base class of encoder-decoders: calls, ``encode``, ``decode``, and steps of generation.
+"""The base class of encoder-decoder models, with ``encode``, ``decode`` and generation.
 
-The module of such a model has the methods ``__call__``, ``encode`` and ``decode``. A family with
-absolute positions accepts ``position_ids`` and ``decoder_position_ids`` there. The encoder's input
-is the first argument, named ``main_input_name``: token ids, or audio or image values.
+The NNX module of such a model has the methods ``__call__``, ``encode`` and ``decode``. If the model
+uses absolute positions, these methods accept ``position_ids`` and ``decoder_position_ids``. The
+first argument is the input of the encoder: token IDs, audio or images. Its name is the class
+attribute ``main_input_name``.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def shift_tokens_right(
     """Creates decoder inputs from labels by shifting them to the right.
 
     Args:
-        input_ids: Labels, `(batch, length)`, NumPy or JAX.
+        input_ids: Labels, a NumPy or JAX array `(batch, length)`. The last label of each sequence
+            is dropped.
         pad_token_id: Token that replaces -100.
-        decoder_start_token_id: First token of each row. The last label is dropped.
+        decoder_start_token_id: Token that each decoder input begins with.
 
     Returns:
-        Token ids, int32 of the same shape.
+        Token IDs, int32 of the same shape.
     """
     ids = jnp.asarray(input_ids, jnp.int32)
     shifted = jnp.roll(ids, 1, axis=1).at[:, 0].set(decoder_start_token_id)
@@ -43,11 +45,12 @@ def shift_tokens_right(
 
 
 class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
-    """Base class of the encoder-decoders.
+    """Base class of encoder-decoder models.
 
-    In addition to the named arguments, ``segment_ids`` and ``decoder_segment_ids`` `(batch,
-    length)` number the pairs that are packed into a row. Attention does not cross segments, and 0
-    is padding.
+    If several pairs of source and target are packed into one row of the batch, pass
+    ``segment_ids`` and ``decoder_segment_ids``, both `(batch, length)`. These arrays contain the
+    number of the pair that each token belongs to, or 0 for padding. Tokens attend only to tokens of
+    the same pair.
     """
 
     def __call__(  # type: ignore[override]
@@ -114,7 +117,10 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         **inputs: Any,
     ) -> Any:
-        """Runs the encoder: `(batch, source length)` to hidden states."""
+        """Runs the encoder on an input `(batch, source length)`.
+
+        The arguments have the same meaning as in :meth:`__call__`.
+        """
         named_inputs = {self.main_input_name: input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
             named_inputs,
@@ -148,8 +154,8 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             decoder_input_ids: Input of the decoder, `(batch, length)`.
             encoder_outputs: Outputs of ``encode``. The first entry is the last hidden state.
             encoder_attention_mask: Mask of the encoder's output.
-            decoder_attention_mask: Mask of the decoder's input. With ``past_key_values`` it covers
-                the whole cache.
+            decoder_attention_mask: Mask of the decoder's input. With ``past_key_values``, the mask
+                must cover all positions of the cache.
             past_key_values: A cache. The output contains the cache after this call.
             output_attentions: See :meth:`FlaxPreTrainedModel.__call__`.
             output_hidden_states: See :meth:`FlaxPreTrainedModel.__call__`.
@@ -181,10 +187,12 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def default_decoder_input_ids(self, input_ids: Input) -> jax.Array:
-        """Returns the decoder inputs if the caller passes none.
+        """Returns the decoder inputs that are used if the caller passes none.
+
+        Most families have no default and raise an error. The other families override this method.
 
         Raises:
-            UsageError: The family has no default, which is the case for most families.
+            UsageError: The family has no default.
         """
         raise UsageError(
             f"{type(self).__name__} requires decoder_input_ids: create them from the labels with "
@@ -192,9 +200,10 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: EncoderOutputs) -> Input:
-        """Returns the mask of the encoder's output for the decoder.
+        """Returns the mask of the encoder's output, which the decoder needs for cross-attention.
 
-        Families whose encoder shortens its input override this method.
+        By default it is the mask of the encoder's input. Families whose encoder shortens its input
+        override this method.
 
         Args:
             attention_mask: Mask of the encoder's input.
@@ -213,12 +222,15 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         """Returns a cache for ``decode``.
 
         Args:
-            batch_size: Number of decoder rows.
+            batch_size: Batch size of the decoder.
             max_length: Maximum number of decoder tokens.
-            encoder_outputs: Outputs of ``encode``. The first entry is `(rows, source length,
-                features)`, and ``batch_size`` may be a multiple of ``rows`` (beams).
-            params: With parameters, the cache contains the encoder's keys and values, which are
-                then computed once instead of at every step.
+            encoder_outputs: Outputs of ``encode``. The first entry has the shape `(sources, source
+                length, features)`. With beam search, ``batch_size`` is a multiple of the number of
+                sources.
+            params: The parameters of the model. If both ``params`` and ``encoder_outputs`` are
+                passed, the keys and values of cross-attention are computed once and stored in the
+                cache. If one of them is missing, ``decode`` computes these keys and values at every
+                step.
         """
         if params is None or encoder_outputs is None:
             return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
@@ -231,7 +243,8 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         }
         if self.accepts("decoder_position_ids", "decode"):
             inputs["decoder_position_ids"] = jnp.zeros((batch_size, 1), jnp.int32)
-        # One step fills the encoder's part of the cache. The compiler drops the other results.
+        # One decoding step fills the cache of cross-attention. Its other results are not used, so
+        # the compiler removes their computation.
         cache = self.run(
             inputs,
             params,
@@ -250,7 +263,7 @@ else:
 
 
 class Seq2SeqGeneration(_Model):
-    """Prepares and updates the inputs of generation for encoder-decoders with a head."""
+    """A mixin that prepares and updates the inputs of generation for encoder-decoder models."""
 
     def prepare_inputs_for_generation(
         self,
@@ -262,16 +275,17 @@ class Seq2SeqGeneration(_Model):
         params: trees.Params | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the first ``decode``.
+        """Returns the keyword arguments of the first call of ``decode``.
 
         Args:
             decoder_input_ids: First tokens of the decoder, `(batch, length)`.
             max_length: Number of tokens that the cache can contain.
-            attention_mask: Mask of the encoder's input. It may have fewer rows than
-                ``decoder_input_ids`` if several beams share a row.
+            attention_mask: Mask of the encoder's input. Its batch size may be smaller than that of
+                ``decoder_input_ids``, because the beams of a source share one mask.
             decoder_attention_mask: Mask of the first tokens.
             encoder_outputs: Outputs of ``encode``.
-            params: Parameters, to store the encoder's keys and values in the cache.
+            params: The parameters of the model, with which :meth:`init_cache` stores the keys and
+                values of cross-attention in the cache.
         """
         batch, length = decoder_input_ids.shape
         mask = jnp.ones((batch, max_length), jnp.int32)
@@ -295,7 +309,7 @@ class Seq2SeqGeneration(_Model):
     def update_inputs_for_generation(
         self, model_outputs: FlaxModelOutput, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the next ``decode``: new cache and position."""
+        """Returns the keyword arguments of the next ``decode``, with a new cache and position."""
         updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
         if "decoder_position_ids" in updated:
             updated["decoder_position_ids"] = updated["decoder_position_ids"][:, -1:] + 1

@@ -1,9 +1,9 @@
-"""Attention for all models: the fastest implementation that supports the inputs.
+"""Attention for all models, computed by the fastest implementation that supports the inputs.
 
-Model files call `attend` and describe the visible keys with `hfseq.nn.visible`. The implementation
-is the requested one (`attn_implementation`), or the first of the platform's candidates that
-supports the call (`hfseq.nn.dispatch.first_supported`). Implementations for accelerators are in
-`hfseq.nn.kernels`, those for CPUs in `hfseq.nn.cpu`.
+Model files call `attend` and describe the visible keys with `hfseq.nn.visible`. Users may request
+an implementation (`attn_implementation`). Otherwise each platform has a list of candidates, and the
+first one that supports the call is used (`hfseq.nn.dispatch.first_supported`). Implementations for
+accelerators are in `hfseq.nn.kernels`, and implementations for CPUs are in `hfseq.nn.cpu`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ def attend(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Computes multi-head attention with the fastest available implementation.
 
-    All implementations agree on three points. Causal attention is aligned at the ends: the last
-    query sees the last key, also if the numbers of queries and keys differ. A fully masked query
-    produces zeros and no gradient. Dropout drops the same weights as the explicit implementation,
-    bit for bit.
+    All implementations agree on three points:
 
-    The batch of `query` may be a multiple of the batch of `key`, for several beams that attend to
-    the same source. The keys are then read once, and `mask` and `bias` must be the same for all
-    queries of a row.
+    * In causal attention, queries and keys are aligned at their ends: the last query sees the last
+      key, even if the numbers of queries and keys differ.
+    * A fully masked query produces zeros and no gradient.
+    * Dropout drops exactly the same weights as the explicit implementation.
+
+    The batch size of `query` may be a multiple of the batch size of `key`, if several beams attend
+    to the same source. The beams of a source must then be adjacent. Keys and values are read once
+    for all of them. `mask` and `bias` have the batch size of `key`, and must be the same for all
+    queries of a source.
 
     The arguments `softcap`, `head_mask` and `return_weights` always select the explicit
     implementation.
@@ -75,9 +78,10 @@ def attend(
         scale: Factor of the scores. Default: `head_dim ** -0.5`.
         softcap: Limits scaled scores to this absolute value (Gemma 2).
         dropout_rate: Dropout rate of the attention weights.
-        rngs: Keys of the dropout masks. `None` disables dropout.
-        head_mask: Multiplied with the weights.
-        return_weights: Whether to return the weights.
+        rngs: PRNG keys for dropout. `None` disables dropout.
+        head_mask: Factors of the attention weights. They broadcast to
+            `(batch, heads, queries, keys)`.
+        return_weights: Whether to return the attention weights.
 
     Returns:
         The attention output, `(batch, queries, heads, head_dim)`, and the weights,
@@ -168,8 +172,8 @@ def dot_product(
 ) -> jax.Array:
     """Computes attention like `jax.nn.dot_product_attention`, but with `attend`.
 
-    The arguments are those of `jax.nn.dot_product_attention`. Inputs without a batch axis are
-    accepted too.
+    The arguments have the same meaning as in `jax.nn.dot_product_attention`. Inputs without a batch
+    axis are accepted too.
     """
     window = local_window_size
     visible = Visibility(
@@ -189,7 +193,10 @@ def dot_product(
 
 
 def explicit_attention(call: AttentionCall) -> jax.Array:
-    """Computes scores, softmax and weighted values one after the other, like PyTorch's "eager"."""
+    """Computes scores, softmax and weighted values one after the other.
+
+    This is the implementation that Transformers calls "eager".
+    """
     weights = attention_weights(
         call.query, call.key, call.visible, bias=call.bias, scale=call.scale
     )
@@ -199,7 +206,7 @@ def explicit_attention(call: AttentionCall) -> jax.Array:
 
 
 def xla_attention(call: AttentionCall) -> jax.Array:
-    """Computes attention with `jax.nn.dot_product_attention`, which has no dropout."""
+    """Computes attention without dropout, with `jax.nn.dot_product_attention`."""
     is_causal, mask = _causal_and_mask(call)
     return jax.nn.dot_product_attention(
         call.query,
@@ -216,7 +223,8 @@ def xla_attention(call: AttentionCall) -> jax.Array:
 def _causal_and_mask(call: AttentionCall) -> tuple[bool, jax.Array | None]:
     """Returns the arguments `is_causal` and `mask` of `jax.nn.dot_product_attention`.
 
-    jax aligns causal attention at the start, so `is_causal` requires equal lengths.
+    jax aligns queries and keys at their starts, and hfseq at their ends. So `is_causal` is used
+    only if there are as many queries as keys.
     """
     visible = call.visible
     if visible.causal and visible.window is None and call.queries == call.keys:
@@ -228,14 +236,14 @@ def _xla_unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.dropout:
         return "it does not support dropout"
     if spec.half and spec.platform == "cpu":
-        # jax requests the second product in the half type. XLA's CPU kernels compute it in float32,
-        # after they copy the weights and values.
-        return "its second product is in the half type, which is slow on a CPU"
+        # jax multiplies weights and values with a half precision result. XLA's CPU kernels compute
+        # this in float32, after they copy the weights and values.
+        return "it multiplies weights and values in half precision, which is slow on a CPU"
     return None
 
 
-# Plugins register these under their names. A tuple contains candidates in order of preference, and
-# the empty tuple stands for the candidates of the platform.
+# Plugins register these constants as values of `attn_implementation`. A tuple contains candidates
+# in order of preference. The empty tuple stands for the candidates of the platform.
 AUTO = ()
 EXPLICIT = EAGER = BuiltInImplementation("explicit", explicit_attention)
 XLA = (BuiltInImplementation("xla", xla_attention, _xla_unsupported_reason), EXPLICIT)
@@ -266,7 +274,8 @@ IMPLEMENTATIONS_BY_PLATFORM: Mapping[str, tuple[Implementation, ...]] = {
 _DETERMINISTIC_FLAG = re.compile(
     r"--xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(true|1))?(\s|$)", re.IGNORECASE
 )
-# Up to this number of queries (a decoding step) the kernels of accelerators do not pay off.
+# Up to this number of queries, as in a decoding step, fused attention kernels of accelerators are
+# not faster than explicit attention.
 FEW_QUERIES = 4
 
 
@@ -275,7 +284,8 @@ def attention_spec(
 ) -> AttentionSpec:
     """Returns the static properties of an attention call on the target platform."""
     mesh, device = current_options().mesh, target_device()
-    # Devices of other processes report no memory. All devices of a run are of the same kind.
+    # Devices of other processes do not report their memory, so ask a local device. All devices of a
+    # run are of the same kind.
     stats = jax.local_devices()[0].memory_stats() if device in jax.devices() else None
 
     def four_axes(x: jax.Array | None) -> tuple[int, ...] | None:
@@ -311,8 +321,8 @@ def select_implementation(spec: AttentionSpec, requested: Any) -> Implementation
 
     Args:
         spec: The properties of the call.
-        requested: `Options.attention`: a function, an implementation, several of them, or `None`
-            for the candidates of the platform.
+        requested: The value of `Options.attention`: a function, an implementation, several
+            implementations, or `None` for the candidates of the platform.
 
     Raises:
         UsageError: No requested implementation supports the call.
@@ -336,7 +346,8 @@ def select_implementation(spec: AttentionSpec, requested: Any) -> Implementation
 def wrap_dot_product(product: Callable[..., jax.Array]) -> Implementation:
     """Wraps a function with the signature of `jax.nn.dot_product_attention`.
 
-    The function gets all restrictions as one mask array. Dropout uses the explicit implementation.
+    The function gets one mask array that combines padding, segments and windows. Calls with dropout
+    use the explicit implementation instead.
     """
 
     def attend_with_product(call: AttentionCall) -> jax.Array:
@@ -345,8 +356,8 @@ def wrap_dot_product(product: Callable[..., jax.Array]) -> Implementation:
         is_causal, mask = _causal_and_mask(call)
         sees_any = call.visible.sees_any(call.queries, call.keys)
         if sees_any is not None and mask is not None:
-            # A fully masked query would get NaN, and NaN times a zero gradient is NaN. Let it see
-            # all keys: its output is replaced by zeros.
+            # The function would return NaN for a fully masked query, and NaN times a zero gradient
+            # is NaN. So the query sees all keys here. `attend` replaces its output by zeros.
             mask = mask | ~sees_any
         return product(
             call.query,
@@ -362,7 +373,11 @@ def wrap_dot_product(product: Callable[..., jax.Array]) -> Implementation:
 
 
 def resolve_attention(name: str | None) -> Any:
-    """Returns the implementation registered as `name`, as `hfseq.nn.context.Options` expects it."""
+    """Returns the value of `Options.attention` for an implementation that is registered as `name`.
+
+    Returns:
+        The implementation or implementations, or `None` for the candidates of the platform.
+    """
     if name is None:
         return None
     from hfseq import plugins

@@ -1,7 +1,7 @@
 """State that all layers share while a model is traced.
 
-This module keeps the options of the forward pass, guarantees about the rows of the batch, and the
-device that the program is traced for. All three are context variables.
+This module has three context variables: the options of the forward pass, guarantees about the rows
+of the batch, and the device that the program is traced for.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Options:
 
     Attributes:
         remat: Whether each layer is rematerialized in the backward pass (gradient checkpointing).
-        remat_policy: Which intermediate values rematerialized layers save, as in `jax.checkpoint`.
-        attention: The requested attention implementation: a function with the signature of
-            `jax.nn.dot_product_attention`, an `hfseq.nn.Implementation`, or several of them. `None`
-            selects one for the platform.
-        fill_encoder_cache: Whether cross-attention computes its keys and values and stores them in
-            the cache.
+        remat_policy: The argument `policy` of `jax.checkpoint`, which selects the intermediate
+            values that rematerialized layers save.
+        attention: The requested attention implementation. It is a function with the signature of
+            `jax.nn.dot_product_attention`, an `hfseq.nn.Implementation`, or several
+            implementations in order of preference. With `None`, hfseq selects an implementation
+            for the platform.
+        fill_encoder_cache: Whether cross-attention computes the keys and values of the encoder's
+            output and stores them in the cache, instead of reading them from the cache.
         train: Whether the model is in training mode.
         mesh: The device mesh, or `None`.
         sequence_parallel: Whether the `tensor` axis also splits hidden states by length between
@@ -41,17 +43,26 @@ class Options:
     train: bool = False
     mesh: jax.sharding.Mesh | None = None
     sequence_parallel: bool = False
-    # Gathered inputs that several products share, by the id of the split array (hfseq.nn.sharding).
+    # Gathered inputs that several layers share, by the `id` of the array before it was gathered.
+    # Used by hfseq.nn.sharding.
     gathered: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
 
 class ConstructorSignature:
-    """The `__signature__` of a layer class: its constructor's, which NNX's metaclass hides."""
+    """A descriptor for the attribute `__signature__` of layer classes.
+
+    It returns the signature of the constructor, which NNX's metaclass hides from `inspect`.
+    """
 
     def __get__(self, layer: object, owner: type) -> inspect.Signature:
-        """Returns the constructor's signature for the class; instances use that of `__call__`."""
+        """Returns the signature of the constructor for a class.
+
+        Raises:
+            AttributeError: `layer` is an instance. `inspect` then uses the signature of its
+                `__call__` method.
+        """
         if layer is not None:
             raise AttributeError("__signature__")
         constructor = inspect.signature(owner.__init__)  # type: ignore[misc]
@@ -71,7 +82,7 @@ def current_options() -> Options:
 
 @contextlib.contextmanager
 def options(value: Options) -> Iterator[None]:
-    """Sets the forward pass options within a `with` block."""
+    """Sets the options of the forward pass within a `with` block."""
     token = _options.set(value)
     try:
         yield
@@ -85,14 +96,16 @@ def options(value: Options) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class RowGuarantees:
-    """Properties of the batch that its producer guarantees and that traced arrays cannot show.
+    """Properties of a batch that the data pipeline guarantees.
 
-    Padding is at the end of each row, and attention masks are nonzero exactly where segment ids
-    are nonzero.
+    A row is one entry of the batch. It contains a sequence or several packed documents. While an
+    object of this class is set, padding is at the end of each row, and attention masks are nonzero
+    exactly where segment IDs are nonzero. Traced code cannot check this itself, because the values
+    of traced arrays are unknown.
 
     Attributes:
-        max_runs: Upper bound on the number of runs of equal segment ids in a row, where padding
-            counts as a run. `None` if unknown.
+        max_runs: Maximum number of runs in a row, or `None` if it is unknown. A run consists of all
+            adjacent positions with the same segment ID. Padding is a run too.
     """
 
     max_runs: int | None = None
@@ -104,7 +117,7 @@ _row_guarantees: contextvars.ContextVar[RowGuarantees | None] = contextvars.Cont
 
 
 def current_row_guarantees() -> RowGuarantees | None:
-    """Returns the guarantees about the rows that are being traced, or `None`."""
+    """Returns the guarantees about the batch that is being traced, or `None` without guarantees."""
     return _row_guarantees.get()
 
 
@@ -124,7 +137,8 @@ def row_guarantees(rows: RowGuarantees | None) -> Iterator[None]:
 _target: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar(
     "hfseq_target", default=None
 )
-# Part of the key of jax's caches, so that a trace for one kind of device is not reused for another.
+# jax includes this in the keys of its caches, so that a program that was traced for one kind of
+# device is not reused for another.
 _device_context = jax.make_user_context(None)
 
 
@@ -140,7 +154,7 @@ def tracing_for(device: jax.Device) -> Iterator[None]:
 
 
 def target_device() -> jax.Device:
-    """Returns a device of the kind that the program is traced for; by default jax's first."""
+    """Returns the device of `tracing_for`, or jax's first device by default."""
     return _target.get() or jax.devices()[0]
 
 

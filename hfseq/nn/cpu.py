@@ -1,4 +1,7 @@
-"""CPU-specific algorithms: attention in cache-sized blocks, attention of few queries, and top-k."""
+"""CPU-specific algorithms: attention in cache-sized blocks, attention with few queries, and top-k.
+
+In this module, a row is one entry of the batch.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ from hfseq.nn.visible import Visibility
 
 
 def is_single_cpu() -> bool:
-    """Returns whether the only device is a CPU, so that work can be split to fit its caches.
+    """Returns whether the only device is a CPU.
 
-    On accelerators XLA fuses passes over memory. On several devices the mesh already splits the
-    rows, and they must not be split in another way.
+    Only in this case do the functions of this module split the work into parts that fit into the
+    CPU's caches. Accelerators do not need this, because XLA fuses passes over memory there. With
+    several devices, the mesh already splits the batch, and a second split would conflict with it.
     """
     return platform() == "cpu" and jax.device_count() == 1
 
@@ -31,11 +35,12 @@ CHUNK_TOKENS = 2048
 
 
 def rows_per_chunk(width: int, most: int) -> int:
-    """Returns the number of rows per forward pass.
+    """Returns how many sequences to process in one forward pass.
 
     Args:
-        width: Tokens per row.
-        most: The largest number of rows. A single CPU uses fewer if the rows are long.
+        width: Number of tokens per sequence.
+        most: The largest possible result. On a single CPU the result is smaller for long sequences,
+            so that the activations fit into the caches.
     """
     return min(most, max(1, CHUNK_TOKENS // width)) if is_single_cpu() else most
 
@@ -48,8 +53,9 @@ def largest_divisor(size: int, most: int) -> int:
 def fast_argmax(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
     """Returns `argmax(x, -1)` as int32.
 
-    XLA does not vectorize argmax on a CPU, since it reduces pairs (value, index). Two plain
-    reductions are vectorized. A row with NaN gives its last index.
+    XLA does not vectorize argmax on a CPU, because argmax reduces pairs (value, index). This
+    function computes two plain reductions instead, which XLA vectorizes. If there is a NaN among
+    the values along the last axis, the result is the last index.
 
     Args:
         x: `(..., size)`.
@@ -63,7 +69,7 @@ def fast_argmax(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
 # -- attention
 # ---------------------------------------------------------------------------------------
 
-# Number of scores per block, of four bytes each: two mebibytes.
+# Number of attention scores per block. At four bytes per score, a block takes two mebibytes.
 BLOCK_SCORES = 2**19
 
 # If a call has fewer scores than this, all of them fit into the caches.
@@ -76,7 +82,7 @@ CAUSAL_BLOCK_QUERIES = 128
 def blocked_unsupported_reason(spec: AttentionSpec) -> str | None:
     """Returns why `blocked_attention` does not support a call, or `None` if it does.
 
-    A mask must be the same for all heads, and a bias the same for all rows.
+    A mask must be the same for all heads, and a bias must be the same for the whole batch.
     """
     scores = spec.batch * spec.heads * spec.queries * spec.keys
     if spec.queries == 1 or scores < MIN_BLOCKED_SCORES:
@@ -85,7 +91,10 @@ def blocked_unsupported_reason(spec: AttentionSpec) -> str | None:
         return "it is for a single CPU"
     mask_shapes = ((1, spec.queries, spec.keys), (1, 1, spec.keys))
     if spec.mask is not None and spec.mask[1:] not in mask_shapes:
-        return f"it requires one mask for all heads, {mask_shapes[0]} per row, not {spec.mask}"
+        return (
+            f"all heads of a row must have the same mask, of shape {mask_shapes[0]}, not "
+            f"{spec.mask}"
+        )
     bias_shape = (1, spec.heads, spec.queries, spec.keys)
     if spec.bias is not None and spec.bias != bias_shape:
         return f"it requires a bias of shape {bias_shape}, not {spec.bias}"
@@ -93,7 +102,11 @@ def blocked_unsupported_reason(spec: AttentionSpec) -> str | None:
 
 
 def blocked_attention(call: AttentionCall) -> jax.Array:
-    """Computes attention in blocks: a few heads of one row, and a few queries if it is causal."""
+    """Computes attention in blocks whose scores fit into the caches of a CPU.
+
+    A block contains a few heads of one row. In causal attention the queries are divided into blocks
+    too.
+    """
     bias, scale, bits = call.bias, call.scale, call.dropout_bits
     batch, queries, heads, head_dim = call.query.shape
     keys, kv_heads = call.key.shape[1:3]
@@ -102,7 +115,7 @@ def blocked_attention(call: AttentionCall) -> jax.Array:
     blocks, block_heads = kv_heads // block_kv_heads, block_kv_heads * group
     step = CAUSAL_BLOCK_QUERIES if call.visible.causal else queries
 
-    # Only the inputs are saved for the backward pass. Within a loop no values are shared.
+    # Only the inputs are saved for the backward pass. `prevent_cse` is not needed within a loop.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def attend_block(
         number: jax.Array,
@@ -119,7 +132,8 @@ def blocked_attention(call: AttentionCall) -> jax.Array:
             high = min(low + step, queries)
             end = max(high + keys - queries, 1) if call.visible.causal else keys
             shape = (block_heads, high - low, end)
-            # The queries of heads that share keys are adjacent.
+            # Query heads that share a key head are adjacent, so one matrix multiplication per key
+            # head computes the scores of all of them.
             scores = batched_dot(
                 q[:, low:high].reshape(block_kv_heads, -1, head_dim), k[:, :end], (2, 2)
             )
@@ -171,7 +185,7 @@ def direct_unsupported_reason(spec: AttentionSpec) -> str | None:
 
 
 def direct_attention(call: AttentionCall) -> jax.Array:
-    """Computes attention with a custom derivative whose products read their inputs in place."""
+    """Computes attention with a custom derivative that needs no transposed copies of its inputs."""
     bias, bits = call.bias, call.dropout_bits
     mask = call.visible.array(call.queries, call.keys)
     q, k, v = (x.swapaxes(1, 2) for x in (call.query, call.key, call.value))
@@ -245,28 +259,29 @@ def few_queries_unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.platform != "cpu":
         return "it is for CPUs only"
     if spec.dropout or not spec.queries <= 4 < spec.keys:
-        return "it supports up to four queries of a longer cache, without dropout"
+        return "it supports at most four queries that attend to more than four keys, no dropout"
     return None
 
 
-#: Up to this number of keys, and for several rows, a sum over the keys is faster than one product
-#: for all heads.
+#: With a batch size above 1 and at most this number of keys, it is faster to multiply weights and
+#: values elementwise and sum over the keys than to compute one matrix multiplication for all heads.
 SHORT_CACHE = 384
 
 
 def few_queries_attention(call: AttentionCall) -> jax.Array:
     """Computes attention of a few queries to a long cache, and reads the cache in memory order.
 
-    One product per head would first transpose the whole cache, because XLA's CPU kernels require
-    heads before positions. Here each (query, head) is a column that is zero outside of its head, so
-    that one matrix product per row computes all scores. This multiplies the arithmetic by the
-    number of heads, but takes a fifth of the time.
+    With one matrix multiplication per head, XLA would first transpose the whole cache, because its
+    CPU kernels require the head axis before the positions. Instead, this function computes all
+    scores of a row in one matrix multiplication. It multiplies the cache by a matrix that has one
+    column for each pair of query and head. A column is zero outside of the features of its head.
+    This multiplies the number of operations by the number of heads, but takes a fifth of the time.
     """
     query, key, value = call.query, call.key, call.value
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     width, group = kv_heads * head_dim, heads // kv_heads
-    # A comparison instead of a constant array: XLA fuses it into its use.
+    # This is a comparison instead of a constant array, because XLA fuses a comparison into its use.
     in_head = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
     columns = jnp.where(in_head[:, :, None], query[:, :, :, None, :], 0)
     columns = columns.reshape(batch, queries * heads, width)
@@ -276,14 +291,16 @@ def few_queries_attention(call: AttentionCall) -> jax.Array:
     scores = scores.reshape(batch, keys, queries, heads)
     weights = softmax_weights(scores, call.scale, bias, mask, axis=1)
     weights = weights.astype(value.dtype)
-    if queries == group == 1 < batch and keys <= SHORT_CACHE:  # one multiplication per value
+    if queries == group == 1 < batch and keys <= SHORT_CACHE:  # multiply elementwise
         per_value = weights.swapaxes(2, 3).astype(jnp.float32)
         return (per_value * value.astype(jnp.float32)).sum(1)[:, None].astype(value.dtype)
-    # The product computes the features of all heads for each head. Select those of the own head.
+    # For each query head, the multiplication computes the features of all value heads. Select the
+    # features of the value head that belongs to the query head.
     columns = weights.reshape(batch, keys, queries * heads)
     mixed = batched_dot(columns, value.reshape(batch, keys, -1), (1, 1))
     mixed = mixed.reshape(batch, queries, heads, kv_heads, head_dim)
-    # Slices, because XLA would compute a masked sum inside of the next product, which is slow.
+    # Use slices, because XLA would compute a masked sum inside of the next matrix multiplication,
+    # which is slow.
     head_slices = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
     return jnp.stack(head_slices, axis=2).astype(value.dtype)
 
@@ -291,20 +308,21 @@ def few_queries_attention(call: AttentionCall) -> jax.Array:
 # -- the best tokens of a large vocabulary
 # ---------------------------------------------------------------------------------------
 
-# Sizes of a block: smaller blocks have too many maxima, larger ones too many tokens to compare.
+# The vocabulary is divided into blocks of this width. With smaller blocks there are too many block
+# maxima to compare, and with larger blocks too many tokens within the selected blocks.
 MIN_WIDTH, MAX_WIDTH = 4, 128
 
 
 class LogitsProcessor(Protocol):
-    """The part of a logits processor that this module uses."""
+    """The interface of logits processors that this module uses."""
 
     def forces(self, length: int | jax.Array, /) -> bool | jax.Array:
-        """Returns whether only one token is allowed at `length`. The result may be traced."""
+        """Returns whether only one token may follow `length` tokens. The result may be traced."""
         ...
 
 
 def block_width(size: int) -> int | None:
-    """Returns the largest block width that divides a vocabulary of `size`, or `None`."""
+    """Returns the largest block width that divides the vocabulary size, or `None` without one."""
     widths = range(min(MAX_WIDTH, size // 4), MIN_WIDTH - 1, -1)
     return next((width for width in widths if size % width == 0), None)
 
@@ -315,20 +333,20 @@ def split_blocks(values: jax.Array, width: int) -> jax.Array:
 
 
 def block_maxima(values: jax.Array, width: int) -> jax.Array:
-    """Returns the maximum of each block, `(rows, blocks)`, of `values`, `(rows, size)`."""
+    """Splits `values`, `(rows, size)`, into blocks and returns their maxima, `(rows, blocks)`."""
     return split_blocks(values, width).max(-1)
 
 
 def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the numbers that `log_softmax` subtracts, and the maxima of the blocks.
+    """Returns the numbers that `log_softmax` subtracts from the logits, and the block maxima.
 
     Args:
         logits: `(rows, size)`.
         width: Width of a block.
 
     Returns:
-        The maximum and the logarithm of the summed exponentials, `(rows, 1)` each, to be subtracted
-        in this order, and the block maxima, `(rows, blocks)`.
+        The maximum logit and the logarithm of the summed exponentials, `(rows, 1)` each, and the
+        block maxima, `(rows, blocks)`. Subtract the first two from the logits, in this order.
     """
 
     def parts(rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -339,7 +357,8 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
     group_size = largest_divisor(len(logits), 8)
     if platform() != "cpu" or group_size == len(logits):
         return parts(logits)
-    # A few rows at a time stay in the cache. The exponentials of all rows take five times as long.
+    # Process a few rows at a time, so that they fit into the caches of the CPU. Computing the
+    # exponentials of all rows at once takes five times as long.
     by_group = jax.lax.map(parts, logits.reshape(-1, group_size, logits.shape[-1]))
     return jax.tree.map(lambda leaf: leaf.reshape(len(logits), -1), by_group)
 
@@ -354,7 +373,8 @@ def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.nd
         width: Width of a block.
 
     Returns:
-        Block numbers in ascending order, or `None` if any block, or too many of them, may change.
+        Block numbers in ascending order. The result is `None` if a processor may change any token,
+        or if more than a quarter of the blocks may change.
     """
     changed: set[int] = set()
     for processor in processors:
@@ -362,7 +382,8 @@ def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.nd
         if affected is None:
             return None
         changed |= {token // width for token in affected if token < size}
-    # Above a quarter of the blocks an update is not faster than a new computation.
+    # If more than a quarter of the blocks may change, updating the maxima is not faster than
+    # computing them again.
     return None if 4 * len(changed) > size // width else np.asarray(sorted(changed), np.int32)
 
 
@@ -373,7 +394,7 @@ def update_block_maxima(
     length: int | jax.Array,
     changed: np.ndarray,
 ) -> jax.Array:
-    """Returns the block maxima of processed scores. Only the changed blocks are read again.
+    """Returns the block maxima of processed scores, and reads only the changed blocks again.
 
     Args:
         processors: The logits processors that returned `scores`.
@@ -396,7 +417,10 @@ def update_block_maxima(
 def top_k(
     values: jax.Array, count: int, maxima: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the same as `jax.lax.top_k(values, count)`: of equal values, the first one wins.
+    """Returns the same as `jax.lax.top_k(values, count)`, but sorts only a few blocks of `values`.
+
+    The `count` blocks with the largest maxima contain the result. If values are equal, those with
+    the smallest indices are returned.
 
     Args:
         values: `(rows, size)`.
@@ -412,7 +436,7 @@ def top_k(
             return jax.lax.top_k(values, count)
         maxima = block_maxima(values, width)
     width = values.shape[-1] // maxima.shape[-1]
-    # Sorted, so that the first of several equal values is first here too.
+    # Blocks are sorted by position, so that the order of equal values does not change.
     best_blocks = jnp.sort(jax.lax.top_k(maxima, min(count, maxima.shape[-1]))[1], axis=-1)
     candidates = _pick_blocks(values, best_blocks, width)
     best, indices = jax.lax.top_k(candidates.reshape(len(values), -1), count)
@@ -421,13 +445,27 @@ def top_k(
 
 
 def argmax_from_maxima(values: jax.Array, maxima: jax.Array) -> jax.Array:
-    """Returns `argmax(values, -1)` as int32. The arguments are those of `top_k`."""
+    """Returns `argmax(values, -1)` as int32.
+
+    Args:
+        values: `(rows, size)`.
+        maxima: Block maxima of `values`, `(rows, blocks)`.
+    """
     width = values.shape[-1] // maxima.shape[-1]
     best_block = fast_argmax(maxima)[:, None]
     return best_block[:, 0] * width + fast_argmax(_pick_blocks(values, best_block, width)[:, 0])
 
 
 def _pick_blocks(values: jax.Array, blocks: jax.Array, width: int) -> jax.Array:
-    """Returns the blocks with the given numbers, `(rows, picks, width)`, of `(rows, size)`."""
+    """Selects blocks of `values`, `(rows, size)`.
+
+    Args:
+        values: `(rows, size)`.
+        blocks: Numbers of the selected blocks, `(rows, picks)`.
+        width: Width of a block.
+
+    Returns:
+        The selected blocks, `(rows, picks, width)`.
+    """
     all_blocks = split_blocks(values, width)
     return jnp.take_along_axis(all_blocks, blocks[:, :, None], axis=1, mode="clip")

@@ -22,29 +22,33 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Static properties of an attention call, which decide about the implementation.
+    """Static properties of an attention call, from which the implementation is selected.
 
-    Sizes are those of the global arrays, over all devices.
+    All sizes describe the global arrays, before they are split over devices.
 
     Attributes:
         platform: "cpu", "cuda", "rocm", "tpu", or the name of a jax plugin.
-        batch: Number of rows.
-        queries: Number of queries per row.
-        keys: Number of keys per row.
-        heads: Number of query heads.
+        batch: Batch size.
+        queries: Number of queries per sequence.
+        keys: Number of keys per sequence.
+        heads: Number of query heads in the model.
         kv_heads: Number of key and value heads.
         head_dim: Features per head.
         dtype: Name of the dtype of the queries.
         causal: Whether attention is causal.
-        window: Number of visible keys before and after a query's own position.
-        segments: Which sides have segments: `""` for none, `"keys"` (0 is padding), `"same"` if
-            queries and keys share them, `"both"` if each side has its own.
-        lengths: Whether each row has a number of keys.
-        max_runs: Upper bound on the number of runs of equal segments in a row, if known.
-        mask: Shape of a dense mask, with four axes.
-        bias: Shape of the bias, with four axes.
+        window: Number of visible keys before a query's own position, and number of visible keys
+            after it.
+        segments: Whether queries and keys have segment numbers, as in `Visibility.segments`. `""`
+            means that neither has them. `"keys"` means that only keys have them, where 0 marks
+            padding. `"same"` means that the keys have the same segment numbers as the queries.
+            `"both"` means that queries and keys have separate segment numbers.
+        lengths: Whether `Visibility.key_lengths` limits the number of keys of each sequence.
+        max_runs: `Visibility.max_runs`, the maximum number of runs of positions with the same
+            segment number in a sequence, or `None` if it is unknown.
+        mask: Shape of the dense mask, with four axes, or `None` without one.
+        bias: Shape of the bias, with four axes, or `None` without one.
         dropout: Dropout rate of the attention weights.
-        capability: CUDA compute capability, such as (9, 0).
+        capability: CUDA compute capability, such as (9, 0), or `None` for other devices.
         memory: Memory of a device in bytes, if known.
         mesh: Names and sizes of the mesh axes with more than one device.
         devices: Number of devices.
@@ -79,7 +83,7 @@ class AttentionSpec:
         return jnp.dtype(self.dtype).itemsize == 2
 
     def num_shards(self, *axes: str) -> int:
-        """Returns the number of shards that these mesh axes make together."""
+        """Returns the number of shards if a dimension is split over all of these mesh axes."""
         return math.prod(size for name, size in self.mesh if name in axes)
 
     def __str__(self) -> str:
@@ -88,7 +92,7 @@ class AttentionSpec:
             f"{self.queries} queries, {self.keys} keys",
             *(["causal"] if self.causal else []),
             *([f"window {self.window}"] if self.window else []),
-            *([f"segments of {self.segments}"] if self.segments else []),
+            *([f"segments: {self.segments}"] if self.segments else []),
             *([f"dropout {self.dropout:g}"] if self.dropout else []),
         ]
         return ", ".join(parts)
@@ -96,21 +100,21 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The arguments of one attention computation, as the implementations of hfseq receive them.
+    """The arguments of one attention computation, as the built-in implementations receive them.
 
-    The record only groups arguments while the program is traced. It is not a pytree and leaves no
-    trace in the program.
+    The object only groups the arguments while jax traces the computation. It is not a pytree and
+    has no effect on the compiled program.
 
     Attributes:
         query: `(batch, queries, heads, head_dim)`.
         key: `(batch, keys, kv_heads, head_dim)`, where `heads` is a multiple of `kv_heads`.
         value: Same shape as `key`.
         visible: Which keys each query may attend to.
-        scale: Factor of the scores.
+        scale: The factor by which the scores are multiplied.
         bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
         dropout_rate: Dropout rate of the attention weights.
-        dropout_bits: Random bits of the weights, `(batch, heads, queries, keys)`, or `None` without
-            dropout.
+        dropout_bits: Random bits that decide which weights are dropped,
+            `(batch, heads, queries, keys)`, or `None` without dropout.
         mesh: The mesh, if it has more than one device.
     """
 
@@ -126,17 +130,17 @@ class AttentionCall:
 
     @property
     def queries(self) -> int:
-        """Number of queries per row."""
+        """Number of queries per sequence."""
         return self.query.shape[1]
 
     @property
     def keys(self) -> int:
-        """Number of keys per row."""
+        """Number of keys per sequence."""
         return self.key.shape[1]
 
 
 class AttendFunction(Protocol):
-    """The function of an attention implementation that a plugin registers."""
+    """Signature of the `attend` function of an `Implementation` that a plugin registers."""
 
     def __call__(
         self,
@@ -159,9 +163,9 @@ class AttendFunction(Protocol):
             value: Same shape as `key`.
             visible: Which keys each query may attend to.
             bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
-            scale: Factor of the scores.
-            rate: Dropout rate of the weights.
-            drawn: Random bits of the weights, or `None` without dropout.
+            scale: The factor by which the scores are multiplied.
+            rate: Dropout rate of the attention weights.
+            drawn: Random bits that decide which weights are dropped, or `None` without dropout.
             mesh: The mesh, or `None` if it has only one device.
 
         Returns:
@@ -175,12 +179,12 @@ class Implementation:
     """An attention implementation and the cases that it supports.
 
     Attributes:
-        name: The name in messages.
-        attend: Computes attention.
-        unsupported_reason: Returns why the implementation does not support a call, or `None` if it
-            does. It must not access a device.
-        zeroes_masked_queries: Whether a fully masked query produces zeros and no gradient.
-            `hfseq.nn.attend` takes care of this for implementations that do not.
+        name: The name in logs and error messages.
+        attend: The function that computes attention.
+        unsupported_reason: A function that returns why the implementation does not support a call,
+            or `None` if it does. It must not access a device.
+        zeroes_masked_queries: Whether a fully masked query produces zeros and no gradient. If this
+            is False, `hfseq.nn.attend` sets the outputs of these queries to zero.
     """
 
     name: str
@@ -189,7 +193,7 @@ class Implementation:
     zeroes_masked_queries: bool = False
 
     def run(self, call: AttentionCall) -> jax.Array:
-        """Computes attention: unpacks the record into the arguments of `attend`."""
+        """Calls `attend` with the arguments of `call`."""
         return self.attend(
             call.query,
             call.key,
@@ -205,9 +209,10 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltInImplementation(Implementation):
-    """An implementation whose `attend` receives the `AttentionCall` itself.
+    """An implementation that is part of hfseq.
 
-    Plugins use `Implementation`.
+    Its function `attend` receives an `AttentionCall`. Plugins use `Implementation` instead, whose
+    function receives separate arguments.
     """
 
     attend: Callable[[AttentionCall], jax.Array]  # type: ignore[assignment]
@@ -219,11 +224,12 @@ class BuiltInImplementation(Implementation):
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The selected implementation.
+    """The selected implementation, and why candidates with a higher priority were not selected.
 
     Attributes:
-        name: Name of the implementation.
-        reasons: Name and reason of each candidate before it that does not support the call.
+        name: Name of the selected implementation.
+        reasons: Pairs of the name of a rejected candidate and the reason why it does not support
+            the call.
     """
 
     name: str
@@ -241,11 +247,11 @@ def first_supported(
     Args:
         spec: The properties of the call.
         candidates: Implementations in order of preference.
-        requested: The user's `attn_implementation`, for the error message.
+        requested: The `attn_implementation` that the user set. The error message contains it.
 
     Raises:
-        UsageError: No candidate supports the call. This is possible only for implementations that
-            the user requested, since the last default never refuses.
+        UsageError: No candidate supports the call. This only happens if the user requested an
+            implementation, because the last default candidate supports every call.
     """
     reasons: list[tuple[str, str]] = []
     for candidate in candidates:
@@ -256,11 +262,14 @@ def first_supported(
     explanation = "; ".join(f"{name}: {reason}" for name, reason in reasons)
     raise UsageError(
         f"attn_implementation '{requested}' does not support attention of {spec} on "
-        f"{spec.platform} ({explanation}). Use 'auto' to select one that does"
+        f"{spec.platform} ({explanation}). Use 'auto' to select an implementation that does"
     )
 
 
 @functools.cache
 def log_selection(spec: AttentionSpec, selection: Selection) -> None:
-    """Logs the selected implementation and why others were not selected, once per kind of call."""
+    """Logs the selected implementation and why others were rejected.
+
+    The cache limits this to one message for each combination of arguments.
+    """
     logger.info("attention of %s on %s: %s", spec, spec.platform, selection)

@@ -1,16 +1,18 @@
-"""FP8 products: two recipes, their state, and how training updates it.
+"""Matrix multiplication in FP8: two precision recipes and the state that one of them needs.
 
-All uses of flax's FP8 functions are in this module. A product quantizes its operands to e4m3, and
-in the backward pass the gradient of its result to e5m2 (the HYBRID format of Transformer Engine).
-Each tensor has one float32 scale. All three matrix products have FP8 operands and float32
-accumulation.
+All uses of Flax's FP8 functions are in this module. The forward pass quantizes the input and the
+kernel to e4m3. The backward pass quantizes the gradient of the result to e5m2 (the HYBRID format of
+Transformer Engine). Each tensor has one float32 scale. The three matrix multiplications, for the
+result and for the gradients of input and kernel, have FP8 operands and float32 accumulation.
 
-* `fp8_current`: The scale is computed from the tensor itself. There is no state.
-* `fp8_delayed`: The scale is computed from the largest absolute values of earlier steps, so that a
-  tensor is quantized while it is stored. Scales and histories are the collection `fp8_params`.
+* `fp8_current`: The scale is computed from the tensor itself. No state is needed.
+* `fp8_delayed`: The scale is computed from the largest absolute values of earlier steps. Since the
+  scale is known before the tensor is computed, the tensor is quantized while it is written to
+  memory. Scales and histories are variables of the collection `fp8_params`.
 
-The state has no gradient. Instead, the backward pass returns the next state in its place. The
-training step overwrites the state with it (`overwrite`), and the optimizer never sees it.
+The state has no gradient. Instead, the backward pass returns the next state where the gradient of
+the state is expected. The training step replaces the old state by the next one (`overwrite`). The
+optimizer does not update the state.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ COLLECTION = "fp8_params"
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 OPERANDS = {"input": FORWARD, "kernel": FORWARD, "output_grad": BACKWARD}
 SCALE, HISTORY = "_scale", "_amax_history"
-# Every Linear in a numbered layer: projections and feed-forward layers, not embeddings and heads.
+# Matches every Linear inside a numbered layer: attention projections and feed-forward layers, but
+# not embeddings and output heads.
 SITES = (r"(^|/)\d+/",)
 HISTORY_LENGTH = 1024
 MIN_EFFICIENT_WIDTH = 1024
@@ -54,7 +57,10 @@ _calibrating: contextvars.ContextVar[bool] = contextvars.ContextVar("calibrating
 
 
 class Fp8Param(nnx.Variable):
-    """A scale or a history of largest absolute values. Its "gradient" is its next value."""
+    """A scale or a history of largest absolute values.
+
+    The backward pass returns its next value in place of a gradient.
+    """
 
     overwritten: ClassVar[bool] = True
     sidecar: ClassVar[str] = "fp8_params.safetensors"
@@ -64,14 +70,16 @@ nnx.register_variable_name(COLLECTION, Fp8Param)
 
 
 class ProductSpec(NamedTuple):
-    """Static properties of a product.
+    """Static properties of an FP8 matrix multiplication.
 
     Attributes:
         contracted: The kernel's axis of input features.
-        margin: Exponent of the headroom above the largest value.
-        current: Whether scales are computed from the tensors themselves.
-        fallback: Whether this happens if the history is empty. It needs the tensor's maximum before
-            the tensor is quantized, so training does not use it.
+        margin: The scale leaves room for values up to `2**margin` times the largest value in the
+            history.
+        current: Whether scales are computed from the tensors themselves instead of the history.
+        fallback: Whether the scale is computed from the tensor itself if the history contains only
+            zeros. This is False in training, because the maximum of the tensor would have to be
+            computed before the tensor can be quantized.
     """
 
     contracted: int
@@ -81,13 +89,13 @@ class ProductSpec(NamedTuple):
 
 
 class Fp8Product(nnx.Module):
-    """The product of one Linear, or of several fused ones, with delayed scales.
+    """The matrix multiplication of one Linear, or of several fused ones, with delayed scaling.
 
-    Two products must never share an instance.
+    The instance stores the scales of this multiplication, so no other multiplication may use it.
 
     Args:
-        history_length: Number of steps whose largest value determines a scale.
-        margin: Exponent of the headroom above that value.
+        history_length: Number of earlier steps whose largest absolute value determines a scale.
+        margin: The scale leaves room for values up to `2**margin` times this largest value.
     """
 
     def __init__(self, history_length: int = HISTORY_LENGTH, margin: int = 0):
@@ -102,10 +110,10 @@ class Fp8Product(nnx.Module):
         """Multiplies like `jax.lax.dot_general`.
 
         Args:
-            lhs: `(..., k)`.
-            rhs: A kernel of any rank, contracted over one axis.
+            lhs: The input, `(..., in_features)`.
+            rhs: A kernel of any rank, with one axis of size `in_features`.
             dimension_numbers: The contracted dimensions.
-            **ignored: Other arguments of `jax.lax.dot_general`.
+            **ignored: Other arguments of `jax.lax.dot_general`, which have no effect.
         """
         state = {
             name + part: getattr(self, name + part)[...]
@@ -122,9 +130,9 @@ class Fp8Product(nnx.Module):
 def current_product(
     lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
 ) -> jax.Array:
-    """Multiplies in FP8 with scales of the tensors themselves.
+    """Multiplies in FP8 with scales that are computed from the tensors themselves.
 
-    The arguments are those of `Fp8Product.__call__`.
+    The arguments have the same meaning as in `Fp8Product.__call__`.
     """
     return _product(ProductSpec(dimension_numbers[0][1][0], 0, True, False), lhs, rhs, {})
 
@@ -185,8 +193,8 @@ def _quantize(
     amax = jnp.abs(x).max().astype(jnp.float32)
     # A non-finite value in the history would determine the scale for 1024 steps.
     amax = jnp.where(jnp.isfinite(amax) & (amax > MIN_AMAX), amax, 0.0)
-    # Quantization clips. An overflow would become finite, and loss scaling and checks of the
-    # gradients would not detect it.
+    # Quantization clips infinite values to finite ones. Then neither loss scaling nor the checks of
+    # the gradients would detect an overflow.
     x = jnp.where(jnp.isinf(x), jnp.nan, x)
     if not state:
         scale = fp8_ops.compute_scale(amax, jnp.ones(1), limit)
@@ -211,9 +219,11 @@ def _quantize(
 
 @contextlib.contextmanager
 def calibrating() -> Iterator[None]:
-    """Traces products that compute their scales from the tensors and record them in the state.
+    """Makes `fp8_delayed` compute its scales from the current tensors within a `with` block.
 
-    The initial scale is 1, which would round all gradients of a large batch to zero.
+    Multiplications that are traced in the block also record these scales in the state. Training
+    uses this to initialize the state. Otherwise the first step would use the initial scale of 1,
+    which rounds all gradients of a large batch to zero.
     """
     token = _calibrating.set(True)
     try:
@@ -223,10 +233,11 @@ def calibrating() -> Iterator[None]:
 
 
 def for_gradient(state: Tree) -> Tree:
-    """Casts the state for a differentiated function, to combine the updates of repeated products.
+    """Casts the state to the dtype `fp32_max_grad` before a function is differentiated.
 
-    Automatic differentiation adds the cotangents of a value that is used twice. In this dtype
-    addition is the maximum.
+    Automatic differentiation adds the cotangents of a value that is used more than once. In this
+    dtype addition computes the maximum. If a layer is called several times, its next state thus
+    contains the largest values of all calls.
     """
     return jax.tree.map(lambda x: lax.convert_element_type(x, fp8_ops.fp32_max_grad), state)
 
@@ -239,8 +250,8 @@ def from_gradient(cotangents: Tree) -> Tree:
 def overwrite(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the new state where it is valid, and the old state elsewhere.
 
-    A product that did not run, or whose result was not used, has a cotangent of 0. A scale of 0
-    would divide the next tensor by zero.
+    If a layer did not run or its result was not used, its new state is 0, which is the cotangent of
+    an unused value. A scale of 0 is invalid, because the next tensor would be divided by zero.
     """
     out = {
         name: overwrite(old[name], value) if isinstance(value, Mapping) else value
@@ -263,8 +274,9 @@ def delayed_scaling(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) 
     """Returns the recipe `fp8_delayed`.
 
     Args:
-        amax_history_length: Number of steps whose largest value determines a scale.
-        margin: Exponent of the headroom above that value.
+        amax_history_length: Number of earlier steps whose largest absolute value determines a
+            scale.
+        margin: The scale leaves room for values up to `2**margin` times this largest value.
 
     Raises:
         UsageError: A value is out of range.
@@ -286,9 +298,10 @@ def current_scaling() -> Precision:
 
 
 def warn_if_narrow(precision: Precision, width: int | None) -> None:
-    """Warns if FP8 is not expected to save time, below `MIN_EFFICIENT_WIDTH` features.
+    """Warns if a model is so narrow that FP8 is not expected to save time.
 
-    The limit is estimated from the cost of casts relative to products. It is not measured.
+    The limit of `MIN_EFFICIENT_WIDTH` features is an estimate from the cost of casts relative to
+    the cost of matrix multiplications. It was not measured.
     """
     narrow = (
         precision.name in ("fp8_delayed", "fp8_current") and width and width < MIN_EFFICIENT_WIDTH
@@ -296,7 +309,7 @@ def warn_if_narrow(precision: Precision, width: int | None) -> None:
     if narrow and has_fp8_units():
         logger.warning(
             "%s with %d features per token: FP8 is not expected to be faster than bfloat16 for "
-            "products this narrow (see --precision bfloat16 and docs/fp8.md)",
+            "matrix multiplications of this size (see --precision bfloat16 and docs/fp8.md)",
             precision.name,
             width,
         )
@@ -304,13 +317,13 @@ def warn_if_narrow(precision: Precision, width: int | None) -> None:
 
 @functools.cache
 def warn_if_emulated() -> None:
-    """Warns once if the device has no FP8 units, where products are correct but slow."""
+    """Warns once if the device has no FP8 units. FP8 is then emulated, which is slow."""
     if not has_fp8_units():
         device = target_device()
         compute_capability = getattr(device, "compute_capability", None)
         logger.warning(
-            "%s%s has no known FP8 units: FP8 products are emulated. Their results are the "
-            "same, but they are slower than products in bfloat16",
+            "%s%s has no known FP8 units: FP8 matrix multiplications are emulated. The results "
+            "are the same, but the multiplications are slower than in bfloat16",
             device.device_kind,
             f" (compute capability {compute_capability})" if compute_capability else "",
         )

@@ -1,4 +1,4 @@
-"""The check of model inputs that calls, ``generate`` and pipelines share."""
+"""Checks of model inputs, shared by model calls, ``generate`` and pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from hfseq.errors import UsageError
 
-#: Tokens that a mask belongs to, by the name of the mask.
+#: The inputs that each mask can belong to. A mask has one entry per token or audio sample.
 MASKED_INPUTS = {
     "attention_mask": ("input_ids", "input_values"),
     "decoder_attention_mask": ("decoder_input_ids",),
@@ -19,22 +19,26 @@ MASKED_INPUTS = {
 
 
 def is_token_input(name: str) -> bool:
-    """Returns whether an argument has one number per token: IDs, types, positions and masks."""
+    """Returns whether an argument contains one number per token.
+
+    These are token IDs, token type IDs, position IDs and masks.
+    """
     return name.endswith(("_ids", "_mask"))
 
 
 def as_array(name: str, value: Any) -> Any:
-    """Returns an input as an array of NumPy or JAX.
+    """Converts a model input to a NumPy or JAX array.
 
-    A list of numbers is one example and becomes a batch of one. Arrays of PyTorch and of other
-    libraries become NumPy arrays.
+    A flat list of token values or audio samples is one example. It becomes a batch of size 1.
+    Arrays of PyTorch and of other libraries become NumPy arrays.
 
     Args:
-        name: Name of the argument.
+        name: Name of the model's argument, which determines the expected values.
         value: The array, or nested lists of numbers.
 
     Raises:
-        UsageError: The value is text, rows have different lengths, or IDs are not integers.
+        UsageError: The value is text, its sequences have different lengths, or IDs are not
+            integers.
     """
     if isinstance(value, str | bytes) or isinstance(value, list | tuple) and _contains_text(value):
         raise UsageError(f"{name} must be an array of numbers, not text: call the tokenizer first")
@@ -66,13 +70,15 @@ def as_array(name: str, value: Any) -> Any:
 
 
 def check_masks(arrays: Mapping[str, Any]) -> None:
-    """Checks that masks with two axes have the shape of their tokens.
+    """Checks that each mask has the shape of the input that it belongs to.
+
+    A mask with more axes than the input, such as `(batch, queries, keys)`, is not checked.
 
     Args:
         arrays: The inputs by name.
 
     Raises:
-        UsageError: The shapes differ. The message has both.
+        UsageError: A mask and its input have different shapes. The message contains both shapes.
     """
     for mask_name, names in MASKED_INPUTS.items():
         mask = arrays.get(mask_name)

@@ -1,12 +1,13 @@
 """The key-value cache of autoregressive decoding, for all families.
 
-A cache consists of three variables of each attention module, with the names of Transformers 4
-(`cached_key`, `cached_value`, `cache_index`). Outside of the module it is the nested dict that
-`init_cache` returns and `past_key_values` carries. Cross-attention caches the keys and values of
-the encoder's output. These never change, so it has no index.
+The cache of an attention module consists of three variables with the names of Transformers 4:
+`cached_key`, `cached_value`, and `cache_index`, the number of cached tokens. Outside of the module,
+the cache is the nested dict that `init_cache` returns and that is passed as `past_key_values`.
+Cross-attention caches the keys and values of the encoder's output. These do not change during
+decoding, so there is no `cache_index`.
 
-A `StateAttention` has a cache of a fixed size instead, which does not depend on the length. One of
-its entries is `position`, `(batch,)`, which distinguishes its caches from others.
+The cache of a `StateAttention` has a fixed size instead, which does not depend on the number of
+tokens. Its entry `position`, `(batch,)`, distinguishes it from a key-value cache.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class CachedAttention(nnx.Module):
         head_dim: Features per head. Set by subclasses.
         causal: Whether this is causal self-attention, which caches the keys and values of past
             tokens.
-        cross: Whether this is cross-attention, which caches those of the encoder's output. It must
-            not be causal.
+        cross: Whether this is cross-attention, which caches the keys and values of the encoder's
+            output. `causal` must then be False.
     """
 
     __signature__ = ConstructorSignature()
@@ -55,9 +56,9 @@ class StateAttention(nnx.Module):
     """Base class of attention modules whose cache has a fixed size.
 
     Attributes:
-        entries: Names of the cache entries. Each has the batch on its first axis. One of them must
-            be `position`, int32 `(batch,)`, the number of processed tokens. Without a cache the
-            attributes of these names are `None`.
+        entries: Names of the cache entries, which are attributes of the module. The first axis of
+            each entry is the batch. One entry must be `position`, int32 `(batch,)`, the number of
+            processed tokens. Without a cache, the attributes are `None`.
     """
 
     __signature__ = ConstructorSignature()
@@ -68,18 +69,21 @@ class StateAttention(nnx.Module):
             setattr(self, name, nnx.data(None))
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
-        """Returns the entries before the first token. `dtype` is that of computation."""
+        """Returns the cache entries before the first token. `dtype` is the computation dtype."""
         raise NotImplementedError
 
     def read_cache(self) -> dict[str, jax.Array] | None:
-        """Returns the entries, or `None` without a cache."""
+        """Returns the cache entries, or `None` without a cache."""
         variables = {name: getattr(self, name) for name in self.entries}
         return (
             {n: v[...] for n, v in variables.items()} if variables["position"] is not None else None
         )
 
     def write_cache(self, entries: Mapping[str, jax.Array]) -> None:
-        """Stores new entries in the dtypes of the old ones. Without a cache they are ignored."""
+        """Stores new cache entries, cast to the dtypes of the old ones.
+
+        Without a cache, this method does nothing.
+        """
         for name, value in entries.items():
             variable = getattr(self, name)
             if variable is not None:
@@ -91,9 +95,10 @@ class CacheSize:
     """The size of an empty cache.
 
     Attributes:
-        batch_size: Number of rows.
-        max_length: Number of tokens per row.
-        encoder: Rows and tokens of the encoder's output, if it is cached.
+        batch_size: Batch size.
+        max_length: Maximum number of tokens per sequence.
+        encoder: Batch size and number of positions of the encoder's output, or `None` if
+            cross-attention is not cached.
     """
 
     batch_size: int
@@ -102,7 +107,11 @@ class CacheSize:
 
 
 def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
-    """Adds an empty cache to causal attention, and to cross-attention if `size.encoder` is set."""
+    """Adds empty caches to the attention modules of a model.
+
+    Causal self-attention and `StateAttention` always get a cache. Cross-attention gets one if
+    `size.encoder` is set.
+    """
     for _, part in nnx.iter_graph(module):
         if isinstance(part, StateAttention):
             for name, leaf in part.empty_cache(size.batch_size, dtype).items():
@@ -120,16 +129,16 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
 
 
 def is_causal(config: Any) -> bool:
-    """Returns whether causal attention is causal, which `is_causal=False` in config.json changes.
+    """Returns whether the self-attention of a decoder is causal.
 
-    Transformers then makes all masks of self-attention bidirectional, as embedding models that were
-    made from decoders need.
+    By default it is causal. With `is_causal=False` in config.json it is bidirectional, as in
+    Transformers. Embedding models that are based on decoders use this option.
     """
     return bool(getattr(config, "is_causal", True))
 
 
 def apply_is_causal(module: nnx.Module, config: Any) -> None:
-    """Makes the self-attention of a module bidirectional if its configuration says so."""
+    """Makes the self-attention of a module bidirectional if `config.is_causal` is False."""
     if is_causal(config):
         return
     for _, part in nnx.iter_graph(module):
@@ -143,7 +152,7 @@ def empty_cache(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) 
     Args:
         module: The model. Its variables may be abstract and stacked.
         shapes: The cache with `jax.ShapeDtypeStruct` leaves.
-        batch_size: Number of rows.
+        batch_size: Batch size.
     """
     states = {
         tuple(map(str, path)): part
@@ -171,21 +180,22 @@ def extend_cache(
     value: jax.Array,
     mask: Mask,
 ) -> tuple[jax.Array, jax.Array, Mask, bool]:
-    """Appends keys and values to the cache and returns what the queries attend to.
+    """Appends keys and values to the cache and returns the arguments of `hfseq.nn.attend`.
 
-    Without a cache the inputs are returned with `causal=True`, or `causal=False` if the module is
-    not causal. With one, the keys and values of the
-    whole buffer are returned. The mask then hides positions that are not filled yet, and those
-    outside of a window in `mask`.
+    If the module has no cache, keys, values and mask are returned unchanged, together with the
+    attribute `causal` of the module. If there is a cache, the result contains all keys and values
+    of the cache, and `causal` is False. The returned mask then hides positions that are not filled
+    yet, later positions, and positions outside of the window of `mask`.
 
     Args:
         module: The attention module.
         key: New keys, `(batch, length, kv_heads, head_dim)`.
         value: New values, same shape as `key`.
-        mask: Which keys are visible.
+        mask: Which keys are visible. If there is a cache, the last axis of a mask array covers all
+            positions of the cache.
 
     Returns:
-        Keys, values, the mask, and the `causal` argument for `hfseq.nn.attend`.
+        The arguments `key`, `value`, `mask` and `causal` of `hfseq.nn.attend`.
     """
     if module.cached_key is None:
         return key, value, mask, module.causal
@@ -204,13 +214,14 @@ def extend_cache(
 def encoder_cache(
     module: CachedAttention, make: Callable[[], tuple[jax.Array, jax.Array]]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns keys and values of the encoder's output, from the cache if it contains them.
+    """Returns the keys and values of the encoder's output for cross-attention.
 
-    While the cache is filled (`init_cache(..., params=)`) they are computed and stored.
+    They are read from the cache of the module, or computed if it has no cache. While
+    `init_cache(..., params=)` fills the cache, they are computed and stored.
 
     Args:
         module: The attention module.
-        make: Computes the keys and values.
+        make: A function that computes the keys and values.
     """
     if module.cached_key is not None and not current_options().fill_encoder_cache:
         return module.cached_key[...], module.cached_value[...]
@@ -240,30 +251,40 @@ def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], An
 
 
 def _take(entry: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
-    """Selects rows of a cache entry, whose layers may be stacked."""
+    """Selects entries of the batch in the cache of one attention module.
+
+    If layers are stacked, the arrays have a leading layer axis.
+    """
     if _is_state(entry):
         axis, names = entry["position"].ndim - 1, tuple(entry)
     else:  # (batch, length, heads, head_dim), after a layer axis where layers are scanned
         axis, names = entry["cached_key"].ndim - 4, ("cached_key", "cached_value")
-    # Rows are in bounds. The default mode would check every element again.
+    # The indices are in bounds. The default mode would check this for every element.
     selected = {name: jnp.take(entry[name], rows, axis=axis, mode="clip") for name in names}
     return {**entry, **selected}
 
 
 def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
-    """Selects rows of the decoder's cache, as in beam search, and keeps the encoder's cache."""
+    """Selects batch entries of the self-attention cache, as beam search needs.
+
+    The cache of cross-attention does not change.
+
+    Args:
+        cache: The cache.
+        rows: Indices of the batch entries.
+    """
     return _map_entries(cache, lambda entry: _take(entry, rows))
 
 
 def select_rows(
     cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array
 ) -> dict[str, Any]:
-    """Selects rows of the whole cache.
+    """Selects batch entries of the whole cache.
 
     Args:
         cache: The cache.
-        rows: Rows of the decoder's entries.
-        encoder_rows: Rows of the encoder's entries.
+        rows: Indices of batch entries in the cache of self-attention.
+        encoder_rows: Indices of batch entries in the cache of cross-attention.
     """
     if _grows(cache) or _is_state(cache):
         return _take(cache, rows)
@@ -276,9 +297,10 @@ def select_rows(
 
 
 def rewind(cache: Mapping[str, Any], index: int | jax.Array) -> dict[str, Any]:
-    """Sets the position of the next token. Later positions are overwritten.
+    """Sets the position of the next token, so that the tokens from there on are overwritten.
 
-    A `StateAttention` cannot be rewound: its prompt must hide the tokens that do not belong to it.
+    The cache of a `StateAttention` does not change, because it cannot be rewound. Tokens that it
+    should not contain must be hidden by the attention mask when the prompt is processed.
 
     Args:
         cache: The cache.
@@ -294,7 +316,9 @@ def rewind(cache: Mapping[str, Any], index: int | jax.Array) -> dict[str, Any]:
 
 
 def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces the cache of self-attention by an empty one. The encoder's cache does not change.
+    """Replaces the cache of self-attention by an empty one.
+
+    The cache of cross-attention does not change.
 
     Args:
         cache: The cache.
@@ -309,13 +333,13 @@ def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_capacity(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Checks that a cache has the rows of the inputs and room for their tokens.
+    """Checks that a cache has the batch size of the inputs and is long enough for their tokens.
 
-    Under `jit` the number of filled positions is unknown. Tokens beyond the capacity then overwrite
-    the last positions.
+    Under `jit` the number of filled positions is unknown. Only the number of new tokens is then
+    compared with the capacity, and tokens that do not fit overwrite the last positions.
 
     Raises:
-        UsageError: The number of rows differs, or the cache is too small.
+        UsageError: The batch sizes differ, or the cache is too small.
     """
     ids = next((v for n, v in inputs.items() if n.endswith("input_ids")), None)
     if ids is None:
@@ -335,14 +359,16 @@ def check_capacity(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     _map_entries(cache, add_rows)
     if cache_rows - {rows}:
         raise UsageError(
-            f"past_key_values was made for {min(cache_rows - {rows})} rows, but the tokens have "
-            f"{rows}. Pass the cache of the same batch, or init_cache({rows}, ...) for a new one"
+            f"past_key_values has a batch size of {min(cache_rows - {rows})}, but the tokens have "
+            f"a batch size of {rows}. Pass the cache of the same batch, or make a new cache with "
+            f"init_cache({rows}, ...)"
         )
     num_filled, capacity = fills[0] if fills else (0, ids.shape[-1])
     if num_filled + ids.shape[-1] > capacity:
         raise UsageError(
-            f"past_key_values has a capacity of {capacity} tokens: {num_filled} are filled and "
-            f"{ids.shape[-1]} are new. Make a longer cache with init_cache({rows}, ...)"
+            f"past_key_values has a capacity of {capacity} tokens. {num_filled} of them are "
+            f"filled, so {ids.shape[-1]} new tokens do not fit. Make a longer cache with "
+            f"init_cache({rows}, ...)"
         )
 
 

@@ -1,7 +1,8 @@
 """Layers of model files: parameters, initialization and forward computation.
 
-Attribute names are those of the checkpoints (`kernel`, `bias`, `scale`, `embedding`). A precision
-recipe sets the computation dtype afterwards (`hfseq.nn.precision`).
+Parameters have the names that checkpoints use (`kernel`, `bias`, `scale`, `embedding`). After a
+model is created, a precision recipe (`hfseq.nn.precision`) sets the computation dtype of its
+layers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class LowRankConfig(NamedTuple):
 
 
 def initial_bias(features: int, init: Initializer | None, rngs: nnx.Rngs) -> nnx.Param:
-    """Returns a bias of zeros, or drawn from an initializer."""
+    """Returns a bias parameter. Without an initializer it is zero."""
     if init is None:
         return nnx.Param(jnp.zeros(features))
     return nnx.Param(init(rngs.params(), (features,), jnp.float32))
@@ -91,7 +92,8 @@ class Linear(nnx.Module):
 
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
-    # One product of this Linear and of others with the same input, if a recipe fuses them.
+    # If a precision recipe fuses projections, this computes the projection together with the other
+    # projections of the same input.
     fused_projection: FusedProjection | None = None
     # The mesh axes that split each dimension of the kernel (hfseq.nn.sharding).
     weight_axes: sharding.Axes | None = None
@@ -119,8 +121,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `(..., in_features)` to `(..., out_features)`."""
-        # An input of the right dtype stays the same object: fused projections recognize their
-        # common input by identity.
+        # An input that already has the right dtype must stay the same object, because fused
+        # projections recognize their common input by object identity.
         if self.compute_dtype is not None and x.dtype != self.compute_dtype:
             x = x.astype(self.compute_dtype)
         y = self._product(x)
@@ -133,7 +135,7 @@ class Linear(nnx.Module):
         return y + self.lora.scale * self.lora_B(self.lora_A(adapter_input))
 
     def _product(self, x: jax.Array) -> jax.Array:
-        """Returns `x @ kernel` in the layout that the mesh requires."""
+        """Computes `x @ kernel` and sets the sharding of its input and result."""
         out_axis = 1 - self.input_axis
         dimensions = (((x.ndim - 1,), (self.input_axis,)), ((), ()))
         inputs = sharding.constrain_product_input(x, self.weight_axes, self.input_axis)
@@ -141,7 +143,7 @@ class Linear(nnx.Module):
             y = quantized_kernel_product(inputs, self.kernel[...], self.weight_axes, dimensions)
             return sharding.constrain_product_output(y, self.weight_axes, out_axis)
         kernel = self.gathered_kernel()
-        if self.dot_general is lax.dot_general:  # a recipe's operation casts the kernel itself
+        if self.dot_general is lax.dot_general:  # other functions cast the kernel themselves
             kernel = kernel.astype(inputs.dtype)
         if self.fused_projection is None:
             y = self.dot_general(inputs, kernel, dimensions)
@@ -150,7 +152,7 @@ class Linear(nnx.Module):
         return sharding.constrain_product_output(y, self.weight_axes, out_axis)
 
     def gathered_kernel(self) -> jax.Array:
-        """Returns the whole kernel for a product: gathered over `fsdp`, and dequantized."""
+        """Returns the kernel gathered over `fsdp`, and dequantized if it is quantized."""
         kernel = self.kernel[...]
         kernel = dequantize(kernel, jnp.float32) if is_quantized(kernel) else kernel
         return sharding.gather_weight(kernel, self.weight_axes)
@@ -158,7 +160,7 @@ class Linear(nnx.Module):
     def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
         """Adds a low-rank adapter, `scale * (dropout(x) @ lora_A @ lora_B)`.
 
-        `lora_B` is zero, so that the output does not change at first.
+        `lora_B` is initialized with zeros, so that the new adapter does not change the output.
         """
         inner, outer = self.kernel.shape[:: -1 if self.input_axis else 1]
         self.lora, zeros = lora, jax.nn.initializers.zeros
@@ -177,7 +179,7 @@ class Conv1D(Linear):
 
 
 class Conv(nnx.Module):
-    """A convolution with channels last: `(batch, length, in)` or `(batch, height, width, in)`.
+    """A convolution over `(batch, length, in_features)` or `(batch, height, width, in_features)`.
 
     The kernel has the shape `(*kernel_size, in_features // groups, out_features)`.
 
@@ -188,8 +190,10 @@ class Conv(nnx.Module):
         init: Initializer of the kernel, `init(key, shape, dtype)`.
         rngs: Random keys for the initialization.
         stride: Stride for each spatial axis, or one number for all.
-        padding: Zeros before and after each spatial axis, or one number for all.
-        groups: Number of channel groups. Each group only sees its own input channels.
+        padding: A pair for each spatial axis, the numbers of zeros before and after the input, or
+            one number for all.
+        groups: Number of channel groups. Output channels only depend on the input channels of their
+            group.
         use_bias: Whether to add a bias.
         bias_init: Initializer of the bias. Default: zeros.
     """
@@ -232,7 +236,8 @@ class Conv(nnx.Module):
         kernel = self.gathered_kernel().astype(x.dtype)
         size = kernel.shape[:-2]
         if size == self.stride and self.groups == 1 and not any(map(any, self.padding)):
-            # Without overlap the convolution is one matrix product, faster than XLA's on CPUs.
+            # If the windows do not overlap, the convolution is one matrix multiplication, which is
+            # faster than XLA's convolution on CPUs.
             x, kernel = _blocks(x, size), kernel.reshape(-1, kernel.shape[-1])
             y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         else:
@@ -241,13 +246,14 @@ class Conv(nnx.Module):
             if self.groups == 1 and len(size) > 1:
                 y = convolve(x, kernel, *options)
             else:
-                # Per device: XLA would gather the batch of grouped convolutions, and is wrong if
-                # the length is split (jax 0.10).
+                # Each device computes its own part of the batch. Otherwise XLA gathers the batch of
+                # a grouped convolution, and returns wrong results if the length is split over
+                # devices (jax 0.10).
                 y = sharding.map_over_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:
-        """Returns the whole kernel, gathered over `fsdp`."""
+        """Returns the kernel gathered over `fsdp`."""
         return sharding.gather_weight(self.kernel[...], self.weight_axes)
 
 
@@ -269,7 +275,8 @@ def _convolve(
 
 
 # XLA's gradient of a grouped kernel is wrong if the batch is split over devices (jax 0.10). On CPUs
-# it also takes forty times as long as one product per kernel position.
+# it also takes forty times as long as the gradient below, which computes one matrix multiplication
+# per kernel position.
 _convolve_groups = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
 
 
@@ -320,23 +327,26 @@ def _blocks(x: jax.Array, size: Sequence[int]) -> jax.Array:
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns a size of a configuration, one number or two, as (height, width)."""
+    """Converts a size from a configuration, one number or a pair, to (height, width)."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def embed_patches(conv: Conv, pixel_values: jax.Array) -> jax.Array:
-    """Maps images `(batch, channels, height, width)` to `(batch, patches, features)`, row-major."""
+    """Maps images `(batch, channels, height, width)` to `(batch, patches, features)`.
+
+    Patches are in row-major order.
+    """
     x = conv(pixel_values.transpose(0, 2, 3, 1))
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 class Embed(nnx.Module):
-    """An embedding table, which a tied head also uses as its weight.
+    """An embedding matrix. A tied output head uses the same matrix as its weight (`attend`).
 
     Args:
         num_embeddings: Number of vectors.
         features: Size of each vector.
-        init: Initializer of the table, `init(key, shape, dtype)`.
+        init: Initializer of the matrix, `init(key, shape, dtype)`.
         rngs: Random keys for the initialization.
     """
 
@@ -353,8 +363,8 @@ class Embed(nnx.Module):
         self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Returns the vectors of `ids`: `(...)` to `(..., features)`."""
-        # Look up first, then cast: the table is far larger than the rows.
+        """Returns the vectors of token IDs `(...)`, with the shape `(..., features)`."""
+        # Cast after the lookup, because the matrix is far larger than the selected vectors.
         ids = sharding.constrain_token_ids(ids, self.weight_axes)
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
         rows = sharding.constrain_lookup(rows, self.weight_axes)
@@ -368,7 +378,7 @@ class Embed(nnx.Module):
     def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
         """Adds a low-rank adapter, `scale * (lora_embedding_B @ lora_embedding_A)[:, ids]`.
 
-        A tied head does not use the adapter.
+        Only the lookup uses the adapter. A tied output head does not.
         """
         num_embeddings, features = self.embedding.shape
         self.lora = lora
@@ -406,10 +416,10 @@ class LayerNorm(nnx.Module):
     Args:
         features: Size of the last axis.
         epsilon: Added to the variance.
-        rngs: Not used. Accepted like in other layers.
+        rngs: Not used. It is accepted so that all layers have this argument.
         use_bias: Whether there is a `bias`.
-        use_scale: Whether there is a `scale`. Without both, the layer equals PyTorch's with
-            `elementwise_affine=False`.
+        use_scale: Whether there is a `scale`. Without bias and scale, the layer equals PyTorch's
+            `LayerNorm` with `elementwise_affine=False`.
     """
 
     __signature__ = ConstructorSignature()
@@ -447,7 +457,7 @@ class GroupNorm(nnx.Module):
         groups: Number of groups of adjacent channels.
         features: Number of channels on the last axis.
         epsilon: Added to the variance.
-        rngs: Not used. Accepted like in other layers.
+        rngs: Not used. It is accepted so that all layers have this argument.
     """
 
     __signature__ = ConstructorSignature()
@@ -461,7 +471,7 @@ class GroupNorm(nnx.Module):
         self.groups, self.epsilon = groups, epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes each row of `(batch, ..., features)`."""
+        """Normalizes each example of `(batch, ..., features)`."""
         dtype, shape = self.compute_dtype or x.dtype, x.shape
         x = x.astype(jnp.float32).reshape(shape[0], -1, self.groups, shape[-1] // self.groups)
         centered = x - x.mean((1, 3), keepdims=True)
@@ -473,16 +483,18 @@ class GroupNorm(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalization of each channel, computed in float32 (Ioffe and Szegedy, 2015).
 
-    In evaluation the layer uses the running mean and variance, which are not parameters but belong
-    to the collection `batch_stats`. In training it uses the statistics of the batch, and moves the
-    running ones towards them by `1 - momentum`. Like PyTorch it records the unbiased variance.
-    Under `jit` the statistics cover the global batch, on any number of devices.
+    In evaluation the layer uses the running mean and variance. These are not parameters, but belong
+    to the collection `batch_stats`. In training the layer uses the statistics of the batch, and
+    updates the running statistics: `running = momentum * running + (1 - momentum) * batch`. As in
+    PyTorch, the running variance is updated with the unbiased variance of the batch. Under `jit`
+    the statistics are computed from the global batch, on any number of devices.
 
     Args:
         features: Number of channels on the last axis.
         epsilon: Added to the variance.
-        rngs: Not used. Accepted like in other layers.
-        momentum: The share of the running statistics that an update keeps.
+        rngs: Not used. It is accepted so that all layers have this argument.
+        momentum: Weight of the old running statistics in an update. It is 1 minus the `momentum` of
+            PyTorch.
     """
 
     __signature__ = ConstructorSignature()
@@ -523,9 +535,10 @@ class RMSNorm(nnx.Module):
     Args:
         features: Size of the last axis.
         epsilon: Added to the mean square.
-        rngs: Not used. Accepted like in other layers.
+        rngs: Not used. It is accepted so that all layers have this argument.
         leaf: Name of the parameter (`weight` in Llama).
-        offset: Added to the parameter (1 in Gemma), which starts at `1 - offset`.
+        offset: Added to the parameter before the multiplication (1 in Gemma). The parameter is
+            initialized with `1 - offset`.
     """
 
     __signature__ = ConstructorSignature()
@@ -572,25 +585,25 @@ class Dropout(nnx.Module):
 
 
 class DropPath(Dropout):
-    """Stochastic depth (Huang et al., 2016): drops a branch for whole rows of the batch.
+    """Stochastic depth (Huang et al., 2016): drops a residual branch for whole examples of a batch.
 
-    The other rows are scaled up. With `rngs=None` (evaluation) or a rate of 0 the input is returned
-    unchanged.
+    The branch of the other examples is scaled up. With `rngs=None` (evaluation) or a rate of 0 the
+    input is returned unchanged.
 
     Args:
-        rate: The probability that a row is dropped.
+        rate: The probability that an example is dropped.
     """
 
     def __call__(
         self, x: jax.Array, rngs: Keys | None, rate: float | jax.Array | None = None
     ) -> jax.Array:
-        """Drops rows of `x`.
+        """Drops examples of `x`.
 
         Args:
-            x: `(batch, ...)`.
+            x: The output of the branch, `(batch, ...)`.
             rngs: Random keys, or `None` in evaluation.
-            rate: Dropout rate instead of the module's. Pass rates that differ between layers as an
-                array in `per_layer` of `hfseq.nn.run_layers`.
+            rate: Overrides the dropout rate of the module. If layers have different rates, pass
+                them as an array in the argument `per_layer` of `hfseq.nn.run_layers`.
         """
         if rngs is None or self.rate == 0.0:
             return x
@@ -614,7 +627,7 @@ def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
 
 
 def dropout_with_bits(x: jax.Array, rate: float, bits: jax.Array) -> jax.Array:
-    """Applies dropout with given random bits.
+    """Applies dropout with random bits that the caller provides.
 
     Args:
         x: The input.
@@ -632,9 +645,11 @@ Activation = Callable[[jax.Array], jax.Array]
 
 @jax.checkpoint
 def _gelu(x: jax.Array) -> jax.Array:
-    """Exact GELU by `erf`, in float32. Equals PyTorch's and takes half the time of `jax.nn.gelu`.
+    """Exact GELU with `erf`, computed in float32.
 
-    It is rematerialized: the backward pass needs only `x`, instead of three arrays of its size.
+    The result equals PyTorch's. The function takes half the time of `jax.nn.gelu`. It is
+    rematerialized: the forward pass stores only `x` for the backward pass, instead of three arrays
+    of this size.
     """
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
@@ -642,11 +657,12 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 @jax.checkpoint
 def _tanh_gelu(x: jax.Array) -> jax.Array:
-    """GELU by tanh, in float32, as `x sigmoid(2 z)`, which equals `0.5 x (1 + tanh z)`.
+    """The tanh approximation of GELU, computed in float32.
 
-    `jax.nn.gelu` rounds its constants to the half type, and XLA's CPU kernels store them as arrays
-    of the size of `x`, which makes the feed-forward layer 1.7 times slower in bfloat16. The
-    function is rematerialized.
+    It is `0.5 * x * (1 + tanh(z))` with `z = sqrt(2 / pi) * (x + 0.044715 * x**3)`, computed as
+    `x * sigmoid(2 * z)`. `jax.nn.gelu` is not used, because it rounds its constants to the half
+    precision dtype, and XLA's CPU kernels store the constants as arrays of the size of `x`. These
+    arrays make the feed-forward layer 1.7 times slower in bfloat16. The function is rematerialized.
     """
     y = x.astype(jnp.float32)
     slope = 2.0 * math.sqrt(2.0 / math.pi)

@@ -111,12 +111,12 @@ class FlaxModelOutput:
 def _output(
     name: str, doc: str, fields: str, base: type[FlaxModelOutput] = FlaxModelOutput
 ) -> type[FlaxModelOutput]:
-    """Makes an output class.
+    """Creates an output class.
 
     Args:
         name: Name of the class.
-        doc: Its docstring.
-        fields: Fields in addition to those of the base, separated by spaces.
+        doc: Docstring of the class.
+        fields: Names of the fields that the class adds to the base class, separated by spaces.
         base: The base class.
     """
     cls = dataclasses.make_dataclass(
@@ -141,7 +141,7 @@ FlaxBaseModelOutputWithNoAttention = _output(
 )
 FlaxBaseModelOutputWithPoolingAndNoAttention = _output(
     "FlaxBaseModelOutputWithPoolingAndNoAttention",
-    "Feature maps of a convolutional network, and their mean.",
+    "Feature maps of a convolutional network, and their mean over all positions.",
     "last_hidden_state pooler_output hidden_states",
 )
 FlaxImageClassifierOutputWithNoAttention = _output(
@@ -162,18 +162,20 @@ FlaxBaseModelOutputWithPastAndLoss = _output(
 )
 FlaxBaseModelOutputWithPooling = _output(
     "FlaxBaseModelOutputWithPooling",
-    "Hidden states and the pooled first token.",
+    "Hidden states, and the pooled output, which is computed from the first token.",
     "last_hidden_state pooler_output hidden_states attentions",
 )
 FlaxBeitModelOutputWithPooling = _output(
     "FlaxBeitModelOutputWithPooling",
-    "Hidden states, and the mean of the patches or the first token.",
+    "Hidden states, and the pooled output, which is computed from the mean over all patches or "
+    "from the first token.",
     "",
     FlaxBaseModelOutputWithPooling,
 )
 FlaxBaseModelOutputWithPoolingAndCrossAttentions = _output(
     "FlaxBaseModelOutputWithPoolingAndCrossAttentions",
-    "Hidden states, the pooled first token, and the cache and cross-attentions of a decoder.",
+    "Hidden states, the pooled output, which is computed from the first token, and the cache and "
+    "cross-attentions of a decoder.",
     "last_hidden_state pooler_output hidden_states past_key_values attentions cross_attentions",
 )
 FlaxBaseModelOutputWithPastAndCrossAttentions = _output(
@@ -183,7 +185,9 @@ FlaxBaseModelOutputWithPastAndCrossAttentions = _output(
 )
 FlaxMaskedLMOutput = _output(
     "FlaxMaskedLMOutput",
-    "Logits `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` for masked positions only.",
+    "Logits `(batch, length, vocab_size)`. If the model call gets `masked_positions`, the logits "
+    "have the shape `(groups, k, vocab_size)`, for the `k` selected positions of each group of "
+    "sequences.",
     "logits hidden_states attentions",
 )
 FlaxCausalLMOutput = _output(
@@ -204,7 +208,8 @@ FlaxCausalLMOutputWithPast = _output(
 )
 FlaxNextSentencePredictorOutput = _output(
     "FlaxNextSentencePredictorOutput",
-    "Logits `(batch, 2)`: whether the second sentence follows the first one.",
+    "Logits `(batch, 2)` of next sentence prediction. Class 0 means that the second sentence "
+    "follows the first one.",
     "logits hidden_states attentions",
 )
 FlaxSequenceClassifierOutput = _output(
@@ -249,12 +254,13 @@ FlaxBigBirdForPreTrainingOutput = _output(
 )
 FlaxBigBirdForQuestionAnsweringModelOutput = _output(
     "FlaxBigBirdForQuestionAnsweringModelOutput",
-    "Logits of the first and the last token of the answer. Question tokens are excluded.",
+    "Logits of the first and the last token of the answer. The logits of question tokens are so "
+    "low that these tokens are never selected.",
     "start_logits end_logits pooler_output hidden_states attentions",
 )
 FlaxElectraForPreTrainingOutput = _output(
     "FlaxElectraForPreTrainingOutput",
-    "One logit per token, above zero if it was replaced.",
+    "One logit per token. A positive logit predicts that the token was replaced.",
     "logits hidden_states attentions",
 )
 FlaxSeq2SeqModelOutput = _output(
@@ -288,8 +294,8 @@ FlaxCLIPTextModelOutput = _output(
 )
 FlaxCLIPOutput = _output(
     "FlaxCLIPOutput",
-    "Similarities of images and texts, `(images, texts)` and `(texts, images)`, their normalized "
-    "embeddings, and the outputs of both models.",
+    "Similarities of images and texts, `(images, texts)` and `(texts, images)`, the normalized "
+    "embeddings of images and texts, and the outputs of the text model and the vision model.",
     "logits_per_image logits_per_text text_embeds image_embeds text_model_output "
     "vision_model_output",
 )
@@ -300,7 +306,7 @@ FlaxWav2Vec2BaseModelOutput = _output(
 )
 FlaxWav2Vec2ForPreTrainingOutput = _output(
     "FlaxWav2Vec2ForPreTrainingOutput",
-    "Predicted and true representations of the masked frames, `(batch, frames, features)`, and the "
-    "perplexity of the codebook.",
+    "Predicted and target representations of the frames, `(batch, frames, features)`, and the "
+    "perplexity of the codebook. The contrastive loss uses the masked frames.",
     "projected_states projected_quantized_states codevector_perplexity hidden_states attentions",
 )

@@ -1,4 +1,4 @@
-"""Token positions, biases by distance, and rotary position embeddings (Su et al., 2021)."""
+"""Position IDs, relative position biases, and rotary position embeddings (Su et al., 2021)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 
 def positions_after_padding(input_ids: jax.Array, pad_token_id: int) -> jax.Array:
-    """Numbers the tokens that are not padding from `pad_token_id + 1` on (as RoBERTa does)."""
+    """Returns the position IDs of RoBERTa.
+
+    Tokens that are not padding are numbered from `pad_token_id + 1`. Padding gets `pad_token_id`.
+    """
     real = (input_ids != pad_token_id).astype(jnp.int32)
     return jnp.cumsum(real, axis=-1) * real + pad_token_id
 
 
 def positions_from_mask(attention_mask: jax.Array) -> jax.Array:
-    """Numbers the visible tokens of each row from 0. Padding gets position 0.
+    """Numbers the visible tokens of each sequence from 0. Padding gets position 0.
 
-    Families whose tables begin with rows for other purposes add their number (OPT: 2).
+    If the position embedding matrix of a model begins with reserved rows, the model adds the number
+    of these rows (2 in OPT).
 
     Args:
         attention_mask: `(batch, length)`, nonzero for real tokens. Padding may be on either side.
@@ -35,17 +39,19 @@ def positions_from_mask(attention_mask: jax.Array) -> jax.Array:
 
 
 def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> jax.Array:
-    """Selects the hidden states that a head needs.
+    """Selects the hidden states from which an output head computes its logits.
 
-    With one group per data shard the gather needs no communication.
+    The batch is divided into groups of equal size, and the same number of positions is selected in
+    each group. If each data shard is a group, the devices do not have to communicate.
 
     Args:
         hidden_states: `(batch, length, features)`.
-        positions: Indices `(groups, k)` into the flattened rows of each of `groups` equal parts of
-            the batch. `None` selects all hidden states.
+        positions: The selected positions, `(groups, k)`, where `k` is their number per group. A
+            position is an index into the flattened rows of the group. `None` selects all hidden
+            states.
 
     Returns:
-        `(groups, k, features)`, or `hidden_states` itself.
+        The selected hidden states, `(groups, k, features)`, or `hidden_states` itself.
     """
     if positions is None:
         return hidden_states
@@ -54,7 +60,11 @@ def gather_positions(hidden_states: jax.Array, positions: jax.Array | None) -> j
 
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
-    """Numbers the tokens of every document from 0. `segment_ids` is `(batch, length)`."""
+    """Returns position IDs that start at 0 in every document of a packed row.
+
+    Args:
+        segment_ids: Number of the document of each token, `(batch, length)`.
+    """
     columns = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
@@ -65,8 +75,9 @@ def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
 def alibi_slopes(heads: int) -> np.ndarray:
     """Returns the slope of each head's linear bias, `(heads,)` (ALiBi; Press et al., 2021).
 
-    The bias of a key is its position times the slope. For the largest power of two of heads the
-    slopes are powers of one number. The other heads have every other power of its square root.
+    The bias of a key is its position times the slope. Let `n` be the largest power of two that is
+    not larger than `heads`. The slopes of the first `n` heads are the powers 1, 2, 3, ... of
+    `2 ** (-8 / n)`. The other heads use the powers 1, 3, 5, ... of `2 ** (-4 / n)`.
     """
     even = 2 ** math.floor(math.log2(heads))
     base, finer = 2.0 ** -(8 / even), 2.0 ** -(4 / even)
@@ -86,28 +97,30 @@ def relative_position_bias(
 ) -> jax.Array:
     """Returns T5's relative position bias (Raffel et al., 2020, section 2.1).
 
-    Small distances have one bucket each. Larger distances share buckets on a logarithmic
-    scale, and all beyond `max_distance` use the last one.
+    The bias depends on the distance between query and key. Each small distance has its own bucket.
+    Larger distances share buckets on a logarithmic scale, and all distances from `max_distance` on
+    share the last bucket.
 
     Args:
-        table: Bias of each bucket, `(buckets, heads)`.
+        table: The bias of each bucket for each attention head, `(buckets, heads)`.
         queries: Number of queries.
         keys: Number of keys, at positions 0, 1, ...
         start: Position of the first query.
-        bidirectional: Whether keys after the query have half of the buckets. Otherwise their
-            distance counts as 0.
-        max_distance: The distance from which on all use one bucket.
+        bidirectional: Whether one half of the buckets is for keys after the query. Otherwise the
+            distance of these keys counts as 0.
+        max_distance: The smallest distance in the last bucket.
 
     Returns:
         A bias `(1, heads, queries, keys)` on the attention scores.
     """
-    # The bias is constant on diagonals, so look up one row of the table per diagonal. Each query
-    # reads them shifted by one position. The shift reshapes rows that are one element too long,
-    # because the gradient of indexing is a slow scatter.
+    # The bias is constant on each diagonal of the matrix of queries and keys, so one lookup per
+    # diagonal is enough. From one query to the next, the looked-up values are shifted by one key.
+    # The shift is computed by reshaping rows that are one element too long, because indexing has a
+    # slow gradient, a scatter.
     distances = jnp.arange(queries + keys) - (queries - 1) - start
     half = table.shape[0] // 2 if bidirectional else table.shape[0]
     distance = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
-    # The bucket of every distance, computed with NumPy, which rounds like PyTorch.
+    # Compute the bucket of every distance with NumPy, which rounds like PyTorch.
     exact, table_distances = half // 2, np.arange(max_distance + 1)
     octaves = np.log(np.maximum(table_distances, 1).astype(np.float32) / np.float32(exact))
     octaves /= np.float32(math.log(max_distance / exact))
@@ -124,9 +137,10 @@ def relative_position_bias(
 
 
 def resampling(size: int, new_size: int, method: str) -> np.ndarray:
-    """Returns the matrix `(new_size, size)` that resizes a row of numbers like PyTorch.
+    """Returns the matrix `(new_size, size)` that resizes a vector like PyTorch's `interpolate`.
 
-    Values beyond the ends are repeated, corners are not aligned, and there is no antialiasing.
+    The first and last values are repeated beyond the ends, corners are not aligned, and there is no
+    antialiasing.
 
     Args:
         size: The number of values.
@@ -167,10 +181,11 @@ def _far(x: np.ndarray) -> np.ndarray:
 
 
 def resize_grid(table: jax.Array, size: tuple[int, int], method: str = "cubic") -> jax.Array:
-    """Resizes a grid of vectors, in float32.
+    """Resizes a grid of vectors, such as position embeddings of image patches, in float32.
 
     Args:
-        table: `(height, width, features)`. It is returned unchanged if it has this size.
+        table: The vectors, `(height, width, features)`. They are returned unchanged if the size is
+            already `size`.
         size: New height and width.
         method: "cubic" or "linear", as in `resampling`.
     """
@@ -184,24 +199,28 @@ def resize_grid(table: jax.Array, size: tuple[int, int], method: str = "cubic") 
     return x.astype(table.dtype)
 
 
-#: Supported values of `rope_type`, which adapts frequencies to rows longer than those of training.
+#: Supported values of `rope_type`. All except "default" change the frequencies for sequences that
+#: are longer than the training sequences.
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
-#: Cosines and sines, float32 `(batch, length, 1, rotated / 2)` each.
+#: Cosines and sines, float32 `(batch, length, 1, rotated features / 2)` each.
 Angles = tuple[jax.Array, jax.Array]
 
 
 class Rotary:
     """Rotary position embeddings as described by a configuration.
 
-    Rows may have any length, because no table is computed.
+    Sequences may have any length, because cosines and sines are computed for the positions of each
+    call and not in advance.
 
     Args:
         config: A configuration with `rope_parameters` (Transformers 5), or `rope_theta` and
             `rope_scaling` (Transformers 4).
-        head_dim: Features to rotate per head. Families that rotate a part of each head pass the
-            size of this part. `partial_rotary_factor` of the configuration is not read.
-        layer_type: The entry of `rope_parameters`, if these differ between types of layers.
+        head_dim: Number of features per head that are rotated. If a model rotates only a part of
+            each head, pass the size of this part, because `partial_rotary_factor` of the
+            configuration is not read.
+        layer_type: The type of layer, such as "sliding_attention", if `rope_parameters` has one
+            entry per type.
 
     Raises:
         UsageError: The `rope_type` is unknown, or its parameters are missing or invalid.
@@ -253,7 +272,7 @@ class Rotary:
         frequencies: Any = self.frequencies
         rope_type = self.rope["rope_type"]
         if rope_type == "dynamic":
-            # Depends on the longest row of the batch, as in PyTorch.
+            # The frequencies depend on the longest sequence of the batch, as in PyTorch.
             length = jnp.maximum(positions.max() + 1, self.max_positions).astype(jnp.float32)
             factor, width = self.rope["factor"], self.width
             stretch = factor * length / self.max_positions - (factor - 1)
@@ -299,7 +318,7 @@ def rotate(x: jax.Array, angles: Angles, *, interleaved: bool = False) -> jax.Ar
 def rope_parameters(config: PreTrainedConfig, layer_type: str | None = None) -> dict[str, Any]:
     """Returns the RoPE parameters of a configuration in the format of Transformers 5.
 
-    They contain `rope_type`, `rope_theta`, and the parameters of the type.
+    They contain `rope_type`, `rope_theta`, and the parameters that this `rope_type` needs.
     """
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     rope = dict(parameters.get(layer_type, parameters) if layer_type else parameters)
@@ -324,11 +343,13 @@ def inverse_frequencies(
         rope: The RoPE parameters.
         width: Number of rotated features.
         max_positions: The model's `max_position_embeddings`.
-        long: Whether to return longrope's frequencies for rows longer than the original length.
-            The frequencies of `dynamic` are those for short rows.
+        long: For "longrope", whether to return the frequencies for sequences that are longer than
+            `original_max_position_embeddings`.
 
     Returns:
-        The angle of each pair at position 1, `(width / 2,)`, and the factor of cosines and sines.
+        The angle of each pair of features at position 1, `(width / 2,)`, and the factor by which
+        cosines and sines are multiplied. For "dynamic", the frequencies are valid for sequences of
+        at most `max_positions` tokens.
     """
     rope_type, theta = rope["rope_type"], rope["rope_theta"]
     plain = theta ** (-np.arange(0, width, 2) / width)
@@ -337,7 +358,7 @@ def inverse_frequencies(
     if rope_type == "llama3":
         trained_length, factor = rope["original_max_position_embeddings"], rope["factor"]
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        turns = trained_length * plain / (2 * math.pi)  # within the trained length
+        turns = trained_length * plain / (2 * math.pi)  # number of rotations in trained_length
         keep_share = np.clip((turns - low) / (high - low), 0, 1)
         return (plain * ((1 - keep_share) / factor + keep_share)).astype(np.float32), 1.0
     if rope_type == "yarn":
@@ -353,19 +374,23 @@ def inverse_frequencies(
         stretch = np.asarray(rope["long_factor" if long else "short_factor"])
         return (plain / stretch).astype(np.float32), scale
     if rope_type == "dynamic":
-        rope["factor"]  # noqa: B018 (raises KeyError now, not at the first long row)
+        rope["factor"]  # noqa: B018 (raises KeyError now, not at the first long sequence)
     return plain.astype(np.float32), 1.0
 
 
 def _yarn(
     rope: Mapping[str, Any], plain: np.ndarray, width: int, max_positions: int
 ) -> tuple[np.ndarray, float]:
-    """YaRN (Peng et al., 2023): interpolates low frequencies, keeps high ones, with a ramp."""
+    """Returns the result of `inverse_frequencies` for YaRN (Peng et al., 2023).
+
+    Low frequencies are divided by `factor`, and high frequencies do not change. In between, the
+    result is a linear combination of both.
+    """
     trained_length = rope["original_max_position_embeddings"]
     factor = rope["factor"] or max_positions / trained_length
 
     def pair(turns: float) -> float:
-        """Returns the index of the feature pair with this many turns in the trained length."""
+        """Returns the index of the feature pair that rotates `turns` times in `trained_length`."""
         return (
             width
             * math.log(trained_length / (turns * 2 * math.pi))

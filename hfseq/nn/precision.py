@@ -1,9 +1,11 @@
-"""Precision recipes: the dtype and the operation of each product, selected by parameter paths.
+"""Precision recipes: the dtype and the function that layers use for matrix multiplication.
 
-A recipe is applied to a finished module (`apply_precision`), so that model files do not mention
-dtypes. It may assign an operation to each Linear that its `sites` match. FP8 operations keep their
-scales there. Recipes with `fused=True` compute the query, key and value projections of an attention
-layer as one product (`FusedProjection`).
+A recipe is applied to a model after the model is created (`apply_precision`), so that model files
+do not mention dtypes. It sets the computation dtype of all layers. It may also replace
+`dot_general`, the function that multiplies input and kernel, in each Linear whose path matches one
+of the recipe's `sites`. A replaced function can have a state, such as the scales of FP8. Recipes
+with `fused=True` compute the query, key and value projections of an attention layer in one matrix
+multiplication (`FusedProjection`).
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from hfseq.nn.context import Options, current_options, platform
 DotGeneral = Callable[..., jax.Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
-# Attribute names of the projections of an attention layer, in the order of the fused product.
+# Attribute names of the projections of an attention layer, in the order in which they are stacked.
 PROJECTION_GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
 # Paths of cross-attention layers, where the query reads another input than key and value.
 CROSS_ATTENTION_PATH = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
 class _FusedResults:
-    """The results of one fused product that its projections have not fetched yet.
+    """Results of one fused projection that the individual projections have not fetched yet.
 
-    The projections of an attention layer share one instance. It is only used while one forward pass
-    is traced. NNX regards it as a static attribute, which is compared by identity.
+    The projections of an attention layer share one instance, which is only used while a forward
+    pass is traced. NNX treats the instance as a static attribute and compares it by identity.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class _FusedResults:
         self.results: dict[str, jax.Array] = {}
 
     def drop_stale(self) -> None:
-        """Drops results of another forward pass, which failed before they were fetched."""
+        """Drops results that remain from another forward pass, which failed while it was traced."""
         if self.forward_pass is not current_options():
             self.forward_pass, self.source, self.results = current_options(), None, {}
 
@@ -56,7 +58,10 @@ class _FusedResults:
         self.source, self.results = source, results
 
     def fetch(self, name: str, source: jax.Array) -> jax.Array | None:
-        """Removes and returns the result of a projection for `source`, or returns `None`."""
+        """Removes and returns the result of a projection for the input `source`.
+
+        Returns `None` if no such result is stored.
+        """
         if self.source is not source or name not in self.results:
             return None
         result = self.results.pop(name)
@@ -66,22 +71,24 @@ class _FusedResults:
 
 
 class FusedProjection(nnx.Module):
-    """Computes the product of one Linear together with those of its sibling projections.
+    """Computes the projection of one Linear together with its sibling projections.
 
     The query, key and value projections of an attention layer usually read the same array. Model
-    files call them one after the other, so the fusion happens behind `Linear.__call__`:
+    files call them one after the other, so they are fused within `Linear.__call__`:
 
-    * Each of these Linears has a `FusedProjection`, and all of them share a `_FusedResults`.
-    * The first projection that is called stacks the kernels of all and computes one product, with
-      the operation of the first name. It stores the results of the others.
-    * The others fetch their results, if they are called with the same array in the same forward
-      pass. "Same" means object identity: it needs no computation and works for traced arrays.
-    * A projection that is called with another array computes its own product.
+    * Each of these Linears has its own `FusedProjection`. All of them share one `_FusedResults`.
+    * The first Linear that is called stacks the kernels of all projections, and computes all of
+      them in one matrix multiplication. It uses the `dot_general` of the first Linear in `names`.
+      Then it stores the results of the other projections.
+    * Another Linear fetches its result if it is called with the same array in the same forward
+      pass. Arrays are compared by object identity, which needs no computation and works for traced
+      arrays.
+    * A Linear that is called with another array computes its own projection.
 
     Args:
-        parent: The module that has the projections.
-        names: Attribute names of the projections, in the order of the fused product.
-        name: Name of the projection of this object.
+        parent: The module that has the projections as attributes.
+        names: Attribute names of the projections, in the order in which their kernels are stacked.
+        name: Attribute name of the projection that this object belongs to.
         shared: The results that the projections share.
     """
 
@@ -93,11 +100,13 @@ class FusedProjection(nnx.Module):
     def __call__(
         self, source: jax.Array, x: jax.Array, kernel: jax.Array, dimensions: Dimensions
     ) -> jax.Array:
-        """Returns the product of `x` and the Linear's kernel.
+        """Returns the matrix product of `x` and the kernel of the Linear.
 
         Args:
-            source: The input of the Linear, which identifies projections of the same input.
-            x: The same input, `(..., k)`, in the layout that the product requires.
+            source: The array that the Linear was called with. Linears that are called with the same
+                array object are fused into one matrix multiplication.
+            x: The values of `source`, `(..., in_features)`, with the sharding that the
+                multiplication requires.
             kernel: The kernel of this Linear.
             dimensions: The contracted dimensions, as in `jax.lax.dot_general`.
         """
@@ -114,7 +123,7 @@ class FusedProjection(nnx.Module):
         return getattr(self.parent, self.names[0]).dot_general
 
     def _product_of_all(self, x: jax.Array, dimensions: Dimensions) -> dict[str, jax.Array]:
-        axis = dimensions[0][1][0]  # of the input features: 0 in (in, out), 1 in (out, in)
+        axis = dimensions[0][1][0]  # axis of input features: 0 for (in, out), 1 for (out, in)
         kernels = [getattr(self.parent, name).gathered_kernel() for name in self.names]
         stacked = jnp.stack(kernels, axis=1 - axis)
         y = self._operation(x, stacked, (((x.ndim - 1,), (2 * axis,)), ((), ())))
@@ -126,11 +135,11 @@ def fuse_projections(module: nnx.Module, matches: Callable[[str], bool]) -> set[
 
     Args:
         module: The model.
-        matches: Whether the Linear at a path may be fused.
+        matches: Returns whether the Linear at a path may be fused.
 
     Returns:
-        The paths of the Linears that need no operation of their own, because the operation of
-        another one computes their product.
+        The paths of all fused Linears except the first one of each group. They do not need a
+        `dot_general`, because the `dot_general` of the first Linear computes their results.
     """
     covered = set()
     for path, parent, names in list(projection_groups(module, matches)):
@@ -150,15 +159,15 @@ def projection_groups(
 
     Args:
         module: The model.
-        matches: Whether the Linear at a path may be fused.
+        matches: Returns whether the Linear at a path may be fused.
 
     Yields:
-        The path of the module that has the projections, the module, and the names of the
-        projections.
+        The path of the module that has the projections, the module itself, and the attribute names
+        of the projections.
     """
 
     def same_shape(parent: nnx.Module, names: tuple[str, ...]) -> bool:
-        """Returns whether all names are Linears with kernels of the same shape."""
+        """Returns whether all names refer to Linears whose kernels have the same shape."""
         linears = (getattr(parent, name, None) for name in names)
         shapes = [getattr(getattr(linear, "kernel", None), "shape", None) for linear in linears]
         return shapes[0] is not None and shapes.count(shapes[0]) == len(shapes)
@@ -169,7 +178,7 @@ def projection_groups(
         path = "/".join(map(str, keys))
         for names in PROJECTION_GROUPS:
             siblings = names[1:] if CROSS_ATTENTION_PATH.search(path) else names
-            # With grouped queries only key and value have the same shape.
+            # With grouped-query attention only the key and value kernels have the same shape.
             for group in (siblings, names[1:]):
                 if same_shape(parent, group) and all(matches(f"{path}/{name}") for name in group):
                     yield path, parent, group
@@ -178,15 +187,18 @@ def projection_groups(
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """A precision recipe: the dtype of computation and the operation of matching Linears.
+    """A precision recipe: the computation dtype, and the matrix multiplication of some Linears.
 
     Attributes:
-        name: The name of the recipe.
-        compute_dtype: The dtype of activations and products. `None` keeps the dtype of the inputs.
-        make_dot_general: Makes the operation of one matching Linear.
-        sites: Regular expressions that are searched in the path of a Linear, such as
-            `encoder/layer/0/attention/self/query`. Other Linears compute in `compute_dtype`.
-        fused: Whether the query, key and value projections of an attention layer are one product.
+        name: The name of the recipe, for messages.
+        compute_dtype: The dtype of activations and matrix multiplications. `None` keeps the dtype
+            of the inputs.
+        make_dot_general: Creates the function that replaces `jax.lax.dot_general` in one matching
+            Linear. `None` replaces nothing.
+        sites: Regular expressions. A Linear matches if one of them is found in its path, such as
+            `encoder/layer/0/attention/self/query`. Other Linears multiply in `compute_dtype`.
+        fused: Whether the query, key and value projections of an attention layer are computed in
+            one matrix multiplication.
     """
 
     name: str
@@ -196,7 +208,7 @@ class Precision:
     fused: bool = False
 
     def matches(self, path: str) -> bool:
-        """Returns whether the Linear at `path` gets the operation of this recipe."""
+        """Returns whether the Linear at `path` gets the `dot_general` of this recipe."""
         return any(re.search(site, path) for site in self.sites)
 
 
@@ -205,18 +217,21 @@ def low_precision_dot_general(
 ) -> jax.Array:
     """Multiplies in the dtype of `lhs` with float32 accumulation, forward and backward.
 
-    `rhs` is cast inside of the function, so that its gradient is accumulated and returned in its
-    own dtype. The cotangent is cast to the dtype of `lhs`, so that the backward products use the
-    fast units too. The weight gradient is one product over all leading axes: the transposed product
-    of automatic differentiation runs at half the speed on a CPU (docs/benchmarks.md). Forward-mode
-    differentiation is not supported. It requires a recipe without an operation, `Precision("plain",
-    jnp.float32)`.
+    The kernel `rhs` is cast inside of the function, so that its gradient is accumulated in float32
+    and returned in the dtype of `rhs`. The cotangent is cast to the dtype of `lhs`, so that the
+    matrix multiplications of the backward pass are fast too. The kernel's gradient is computed in
+    one matrix multiplication over all leading axes. The transposed multiplication that automatic
+    differentiation would use runs at half the speed on a CPU (docs/benchmarks.md).
+
+    Forward-mode differentiation is not supported. If you need it, use a recipe that does not
+    replace `dot_general`, such as `Precision("plain", jnp.float32)`.
 
     Args:
-        lhs: `(..., k)`.
-        rhs: `(k, n)` or `(n, k)`, in float32 or a half type.
+        lhs: The input, `(..., in_features)`.
+        rhs: The kernel, `(in_features, out_features)` or `(out_features, in_features)`, in float32
+            or a half precision dtype.
         dimension_numbers: The contracted dimensions, as in `jax.lax.dot_general`.
-        **ignored: Other arguments of `jax.lax.dot_general`.
+        **ignored: Other arguments of `jax.lax.dot_general`, which have no effect.
     """
     axis = dimension_numbers[0][1][0]
     return _product(lhs, rhs, axis, not sharding.splits_sequence())
@@ -224,9 +239,15 @@ def low_precision_dot_general(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
-    """Multiplies. `flatten` merges the leading axes of the weight gradient's factors.
+    """Multiplies `x` and the kernel `w`.
 
-    Rows that are split by length would have to be gathered for this.
+    Args:
+        x: `(..., in_features)`.
+        w: The kernel.
+        axis: The axis of input features in `w`.
+        flatten: Whether the computation of the kernel's gradient may merge the leading axes of its
+            operands into one. This must be False if the length is split over devices, because XLA
+            would then gather the operands.
     """
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis)
 
@@ -239,9 +260,10 @@ def _product_backward(
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
     factors = [x, g] if axis == 0 else [g, x]
     if platform() == "cpu":
-        # The barrier keeps XLA from fusing the computation of a factor into the product, where it
-        # would be repeated for each transposed element. In float32 one leading axis avoids a
-        # transposed copy. Half types use the matrix units only with two.
+        # The barrier prevents XLA from fusing the computation of an operand into the matrix
+        # multiplication, where it would be repeated for each transposed element. In float32,
+        # merging the leading axes into one avoids a transposed copy. In half precision, matrix
+        # units are used only with two leading axes.
         for index, part in enumerate(factors):
             part = lax.optimization_barrier(part)
             flat = flatten and part.dtype == jnp.float32
@@ -258,15 +280,18 @@ def _product_backward(
 def add_bias(y: jax.Array, bias: jax.Array, round_first: bool = False) -> jax.Array:
     """Adds a bias `(features,)` to `y`, `(..., features)`, in the dtype of `y`.
 
-    The gradient of the bias is accumulated in float32. In a half type it would be inexact and slow.
+    The gradient of the bias is accumulated in float32. A sum in half precision would be inexact and
+    slow to compute.
 
     Args:
-        y: The product.
+        y: The result of a matrix multiplication.
         bias: The bias.
-        round_first: Whether to round the gradient of `y` before the sum. Set it if the gradient of
-            `y` is stored for a product anyway: on NVIDIA GPUs XLA would otherwise sum the unrounded
-            values and store them in float32 as well. Do not set it for a head, whose gradient is
-            computed from logits and padded while it is stored. There it would cost a copy.
+        round_first: Whether to round the gradient of `y` to the dtype of `y` before it is summed to
+            the gradient of the bias. This only has an effect on NVIDIA GPUs. Set it if the gradient
+            of `y` is stored for a matrix multiplication anyway, because XLA would otherwise sum the
+            unrounded values and also store them in float32. Do not set it for an output head. The
+            gradient of its logits is padded while it is stored, and rounding it first would cause
+            a copy.
     """
     return y + bias.astype(y.dtype)
 
@@ -288,9 +313,10 @@ add_bias.defvjp(
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
     """Multiplies with float32 accumulation and returns the dtype of `x`.
 
-    Accelerators round a sum when they store it. XLA's CPU kernels with half results would round
-    within the sum, so the result is float32 there. On a GPU a float32 result would be stored, read
-    again and rounded by additional kernels.
+    Accelerators accumulate in float32 and round when they store the result. There the operation
+    returns the dtype of `x`, because another operation would have to read a float32 result again to
+    round it. On CPUs the operation returns float32, which is cast afterwards, because XLA's CPU
+    code for half precision results rounds during the accumulation.
     """
     result_dtype = jnp.float32 if platform() == "cpu" else x.dtype
     dimensions = (((x_axis,), (w_axis,)), ((), ()))
@@ -303,7 +329,10 @@ _product.defvjp(
 
 
 def _make_low_precision() -> DotGeneral:
-    """Returns the operation. A named function can be pickled."""
+    """Returns the matrix multiplication of the built-in recipes.
+
+    This is not a lambda, because recipes must be picklable.
+    """
     return low_precision_dot_general
 
 
@@ -320,7 +349,12 @@ def precision_for(dtype: DTypeLike | None) -> Precision:
 
 
 def resolve_precision(precision: str | Precision | None, dtype: DTypeLike | None) -> Precision:
-    """Returns the recipe: `precision` itself, by name, or by `dtype` if it is `None`."""
+    """Returns a precision recipe.
+
+    Args:
+        precision: A recipe, which is returned unchanged, the name of a recipe, or `None`.
+        dtype: Selects the built-in recipe that computes in this dtype if `precision` is `None`.
+    """
     if isinstance(precision, Precision):
         return precision
     if precision is None:
@@ -335,12 +369,12 @@ def choose_precision(
 
     Args:
         name: The registered name.
-        dtype: Dtype of computation instead of the recipe's.
-        sites: Regular expressions instead of the recipe's `sites`.
-        **options: Arguments of the function that makes the recipe. `None` values are ignored.
+        dtype: Replaces the computation dtype of the recipe.
+        sites: Regular expressions that replace the `sites` of the recipe.
+        **options: Arguments of the function that creates the recipe. `None` values are ignored.
 
     Raises:
-        UsageError: The recipe does not have these options, or an expression is invalid.
+        UsageError: The recipe does not have these options, or a regular expression is invalid.
     """
     from hfseq import plugins
 
@@ -351,8 +385,8 @@ def choose_precision(
         or not arguments.keys() <= inspect.signature(recipe).parameters.keys()
     ):
         raise UsageError(
-            f"precision '{name}' does not have the options {', '.join(arguments)}. Use "
-            "fp8_delayed, or remove them"
+            f"precision '{name}' does not support all of the options {', '.join(arguments)}. "
+            "Remove them, or use fp8_delayed"
         )
     for site in sites:
         try:
@@ -360,7 +394,7 @@ def choose_precision(
         except re.error as error:
             raise UsageError(
                 f"precision_sites: '{site}' is not a valid regular expression ({error}). Commas "
-                "separate expressions, so an expression cannot contain one"
+                "separate expressions, so an expression cannot contain a comma"
             ) from error
     result = recipe if isinstance(recipe, Precision) else recipe(**arguments)
     changes: dict[str, Any] = {"sites": tuple(sites)} if sites else {}
@@ -370,15 +404,16 @@ def choose_precision(
 
 
 def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, ...] = ()) -> None:
-    """Sets the computation dtype of every layer and the operation of every Linear.
+    """Sets the computation dtype of every layer and the `dot_general` of every Linear.
 
     Args:
         module: The model, which is changed in place.
         precision: The recipe.
-        sites: Regular expressions in addition to the recipe's, such as those of a model class.
+        sites: Regular expressions in addition to the `sites` of the recipe, such as those that a
+            model class defines.
 
     Raises:
-        UsageError: The recipe has an operation, but no Linear matches.
+        UsageError: The recipe replaces `dot_general`, but no Linear matches its `sites`.
     """
     layers = {"/".join(map(str, path)): layer for path, layer in nnx.iter_graph(module)}
     for layer in layers.values():
@@ -392,8 +427,8 @@ def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, 
     matching = {
         path: layer
         for path, layer in multipliers.items()
-        # An embedding table is multiplied only by a tied head, so a state that every step must
-        # update does not work there.
+        # An embedding matrix is multiplied only if there is a tied output head. The FP8 recipes,
+        # which set `fused`, therefore do not apply to it: a state must be updated in every step.
         if recipe.matches(path) and (hasattr(layer, "kernel") or not precision.fused)
     }
     if multipliers and not matching:

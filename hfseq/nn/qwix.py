@@ -1,21 +1,23 @@
-"""Inference in int8 or FP8, and quantized kernels in int8 or NF4, with the optional package qwix.
+"""Quantization with the optional package qwix.
 
-Install it with `pip install "hfseq[qwix]"`.
+Install it with `pip install "hfseq[qwix]"`. This module has two independent features.
 
-In an inference recipe the Linears that FP8 training targets quantize both operands in each product:
-activations with one scale per token and kernels with one scale per column, computed from the
-tensors themselves. Nothing is stored, so checkpoints, parameters and their memory do not change.
-Rounding has no gradient, so these recipes do not support training.
+The first feature is a set of recipes for inference in int8 or FP8. They quantize both operands of
+matrix multiplications, in the same Linears as the FP8 training recipes. Activations have one scale
+per token, and kernels have one scale per output feature. Quantized values and scales are computed
+in each forward pass and not stored, so checkpoints, parameters and the memory of the parameters do
+not change. Rounding has no gradient, so these recipes do not support training.
 
-Quantized kernels (`quantize_kernel`) are the frozen base of adapters (QLoRA; Dettmers et al.,
-2023). They are dequantized for each product, which runs in the dtype of its input.
+The second feature is the quantization of kernels to int8 or NF4 (`quantize_kernel`). Quantized
+kernels hold the weights of a frozen base model while adapters are trained (QLoRA; Dettmers et al.,
+2023). A kernel is dequantized for each matrix multiplication, which is computed in the dtype of its
+input.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import math
 from typing import Any, NoReturn, TypeGuard
 
@@ -24,19 +26,19 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, optional_import
 from hfseq.nn import sharding
 from hfseq.nn.fp8 import SITES
 from hfseq.nn.precision import Dimensions, Precision
 
 
 def qwix_int8() -> Precision:
-    """Returns the recipe `qwix_int8`: int8 products with int32 accumulation."""
+    """Returns the recipe `qwix_int8`: int8 multiplication with int32 accumulation."""
     return _recipe("qwix_int8", jnp.int8)
 
 
 def qwix_fp8() -> Precision:
-    """Returns the recipe `qwix_fp8`: e4m3 products with float32 accumulation."""
+    """Returns the recipe `qwix_fp8`: e4m3 multiplication with float32 accumulation."""
     return _recipe("qwix_fp8", jnp.float8_e4m3fn)
 
 
@@ -47,34 +49,32 @@ def _recipe(name: str, quantized: DTypeLike) -> Precision:
 
 
 def _require(feature: str) -> None:
-    if importlib.util.find_spec("qwix") is None:
-        raise UsageError(
-            f"{feature} requires the package qwix, which is not installed: "
-            'pip install "hfseq[qwix]" (or pip install qwix)'
-        )
+    with optional_import(feature, "qwix", "hfseq[qwix]"):
+        import qwix  # noqa: F401
 
 
 def quantize_kernel(kernel: jax.Array, qtype: str, input_axis: int) -> Any:
-    """Quantizes a kernel `(in, out)`, or a stack of them, to a `qwix.QArray`.
+    """Quantizes a kernel to a `qwix.QArray`.
 
     Args:
-        kernel: The kernel, or its `jax.ShapeDtypeStruct`, for which shapes are returned. The result
-            is sharded like it.
+        kernel: The kernel, `(in_features, out_features)` or transposed, with a leading layer axis
+            if layers are stacked. If this is a `jax.ShapeDtypeStruct`, the result contains only
+            shapes too. The result has the sharding of the kernel.
         qtype: "int8" with one scale per output feature, or "nf4" (quantiles of a normal
             distribution) with one scale per 64 elements along `input_axis`.
-        input_axis: The axis of the input features, 0 or 1.
+        input_axis: The axis of the input features, 0 or 1, not counting a layer axis.
 
     Raises:
         UsageError: qwix is not installed.
     """
-    _require(f"a base in {qtype}")
+    _require(f"a base model in {qtype}")
     shapes = jax.eval_shape(lambda k: _quantized(k, qtype, input_axis), kernel)
     kernel_sharding, shardings = getattr(kernel, "sharding", None), None
     if isinstance(kernel_sharding, NamedSharding):
         try:
             kernel_sharding.shard_shape(shapes.scale.shape)
             shardings = kernel_sharding, kernel_sharding
-        except ValueError:  # the mesh does not divide the scales: replicate them
+        except ValueError:  # the array of scales cannot be split over the mesh, so replicate it
             shardings = kernel_sharding, NamedSharding(kernel_sharding.mesh, PartitionSpec())
     if not isinstance(kernel, jax.ShapeDtypeStruct):
         return _quantize(kernel, qtype, input_axis, shardings)
@@ -128,14 +128,14 @@ def quantized_kernel_product(
 ) -> jax.Array:
     """Multiplies `x` by a quantized kernel.
 
-    The backward pass gathers and dequantizes the kernel again, so that between the passes a device
-    only keeps its own shard of the quantized kernel.
+    The backward pass gathers and dequantizes the kernel again. Between the forward and the backward
+    pass a device therefore keeps only its own shard of the quantized kernel.
 
     Args:
-        x: `(..., k)`.
+        x: The input, `(..., in_features)`.
         kernel: The quantized kernel.
         axes: The mesh axes that split each dimension of the kernel.
-        dimensions: The contracted dimensions.
+        dimensions: The contracted dimensions, as in `jax.lax.dot_general`.
     """
     kernel = dataclasses.replace(kernel, qvalue=sharding.gather_weight(kernel.qvalue, axes))
     return jax.lax.dot_general(x, dequantize(kernel, x.dtype), dimensions)
@@ -149,18 +149,18 @@ def quantized_product(
     dimensions: Dimensions,
     **ignored: Any,
 ) -> jax.Array:
-    """Multiplies with both operands quantized.
+    """Quantizes both operands and multiplies them.
 
     Args:
-        name: Name of the recipe, for the error that a gradient raises.
+        name: Name of the recipe, for the error that is raised if a gradient is requested.
         quantized: The dtype to quantize to.
-        lhs: `(..., k)`.
-        rhs: A kernel, contracted over one axis.
-        dimensions: The contracted dimensions.
-        **ignored: Other arguments of `jax.lax.dot_general`.
+        lhs: The input, `(..., in_features)`.
+        rhs: A kernel of any rank, with one axis of size `in_features`.
+        dimensions: The contracted dimensions, as in `jax.lax.dot_general`.
+        **ignored: Other arguments of `jax.lax.dot_general`, which have no effect.
 
     Returns:
-        The product in the dtype of `lhs`.
+        The matrix product in the dtype of `lhs`.
     """
     return _product(name, jnp.dtype(quantized), dimensions[0][1][0], lhs, rhs)
 
@@ -173,7 +173,8 @@ def _product(
 
     last = x.ndim - 1
     tokens, columns = range(last), [axis for axis in range(w.ndim) if axis != contracted]
-    # Scales are always float32. A rounded scale would bias all elements that it scales.
+    # Scales are always float32, because rounding a scale would change all elements that share it
+    # in the same direction.
     x_, w_ = x.astype(jnp.float32), w.astype(jnp.float32)
     y = qwix.dot_general(
         qwix.quantize(x_, quantized, channelwise_axes=tokens),

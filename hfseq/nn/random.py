@@ -1,7 +1,8 @@
-"""Random keys for dropout: one key for the whole batch, or one key per row.
+"""PRNG keys for dropout: one key for the whole batch, or one key per row of the batch.
 
-With one key per row, the masks depend only on the row, and not on how the batch is divided into
-micro-batches or over devices. Gradient accumulation and the mesh then do not change the loss curve.
+A row is one entry of the batch. With one key per row, the dropout masks of a row do not depend on
+how the batch is divided into micro-batches or split over devices. Gradient accumulation and the
+mesh then do not change the loss curve.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Folded into a key to derive keys for other purposes. Rows and layers have small numbers.
+# These constants are folded into a key to derive keys for other purposes. The numbers of rows and
+# layers are folded into keys too, but they are smaller.
 _SHARED, _SEQUENCE, _ADAPTERS = 2**32 - 1, 2**32 - 2, 2**32 - 3
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Keys:
-    """A random key (or one key per row) with a counter: each use draws a new key.
+    """A PRNG key, or one key per row of the batch, and a counter, so that each use is different.
 
-    Besides its own keys a part of the model has `keys.shared`, common to all rows of the batch, and
-    `keys.per_sequence`, the same for all windows of a long sequence. Keys are a pytree, so they can
-    pass `jax.lax.scan` and `jax.checkpoint`. The counter advances while tracing: derive a child
-    with `fold_in` before entering another trace.
+    Two other keys are available to each part of the model: `keys.shared`, which is the same for all
+    rows of the batch, and `keys.per_sequence`, which is the same for all windows of a long
+    sequence.
+
+    `Keys` are a pytree, so they can be passed through `jax.lax.scan` and `jax.checkpoint`. The
+    counter is increased while a program is traced. Derive a child with `fold_in` before entering
+    another trace.
 
     Attributes:
-        key: A typed key, or a vector with one key per row.
-        count: Number of uses.
-        for_batch: The keys behind `shared`.
-        for_sequence: The keys behind `per_sequence`.
+        key: A typed key, or a vector with one typed key per row.
+        count: Number of uses so far.
+        for_batch: The value of `shared`, or `None` before it is derived.
+        for_sequence: The value of `per_sequence`, or `None` before it is derived.
     """
 
     key: jax.Array
@@ -44,9 +49,9 @@ class Keys:
 
     @property
     def shared(self) -> Keys:
-        """Keys that all rows of the global batch share, however it is divided.
+        """Keys that are the same for all rows of the global batch, however the batch is divided.
 
-        If `batch_keys` did not provide them, they are derived from the first row of this batch.
+        If `batch_keys` did not provide them, they are derived from the key of the first row.
         """
         if self.for_batch is None:
             first = self.key.reshape(-1)[0]
@@ -57,7 +62,8 @@ class Keys:
     def per_sequence(self) -> Keys:
         """Keys that stay the same while a sequence is processed window by window.
 
-        Draw from them directly, or use `keys.child().per_sequence` for a part of the model.
+        Draw from them directly, or use `keys.child().per_sequence` for independent keys in a part
+        of the model.
         """
         if self.for_sequence is None:
             other = None if self.for_batch is None else self.for_batch.fold_in(_SEQUENCE)
@@ -79,17 +85,18 @@ class Keys:
     def bits(self, shape: tuple[int, ...]) -> jax.Array:
         """Draws random uint16 bits.
 
-        Element i of a row is a hash of (key, use, i). It is one fused pass, which the compiler
-        repeats in the backward pass instead of storing the bits (docs/benchmarks.md compares it
-        with threefry).
+        Element i of a row is a hash of the key, the counter, and i. The compiler computes
+        the hashes in one fused pass. It repeats this pass in the backward pass instead of storing
+        the bits. docs/benchmarks.md compares this with threefry.
 
         Args:
-            shape: The shape. With one key per row, `shape[0]` must be a multiple of the rows.
+            shape: The shape. With one key per row, `shape[0]` must be a multiple of the number of
+                rows.
         """
         return self.draw(shape).all()
 
     def draw(self, shape: tuple[int, ...]) -> LazyBits:
-        """Counts a use and returns the bits of `shape`, which may be computed in parts."""
+        """Counts a use and returns uint16 bits that are computed later, completely or in parts."""
         self.count += 1
         words = jax.random.key_data(self.key)
         rows = words.shape[0] if self.key.ndim else 1
@@ -100,9 +107,10 @@ class LazyBits(NamedTuple):
     """Random bits of an array that are not computed yet.
 
     Attributes:
-        words: The key data, `(rows, n)`.
-        use: A hash of the number of the use.
-        shape: Shape of the array.
+        words: The key data, uint32 `(rows, words per key)`. There is one row if all rows share a
+            key.
+        use: A hash of the counter of `Keys`, so that each use of a key draws other bits.
+        shape: Shape of the array of bits.
     """
 
     words: jax.Array
@@ -123,7 +131,7 @@ class LazyBits(NamedTuple):
         Args:
             row: Number of the row.
             start: Index of the first element within the row.
-            shape: Shape of the part. It has the axes of a row, each at most as long as the row's.
+            shape: Shape of the part. It has the axes of a row, and none is longer than in the row.
         """
         rows_per_key = self.shape[0] // len(self.words)  # rows that share a key
         inside = (row % rows_per_key) * math.prod(self.shape[1:]) + start
@@ -132,10 +140,10 @@ class LazyBits(NamedTuple):
         return element_bits(index, words[0], words[-1] ^ self.use)
 
     def seeds(self) -> jax.Array:
-        """Returns what a kernel needs to compute the bits of a row itself, uint32 `(rows, 3)`.
+        """Returns three numbers from which a kernel computes the bits of a row, `(rows, 3)`.
 
-        The first two numbers are arguments of `element_bits`. The third is the index of the row's
-        first element. All are modulo 2**32.
+        The first two numbers are the arguments `first` and `second` of `element_bits`. The third is
+        the index of the first element of the row. All are uint32, modulo 2**32.
         """
         rows_per_key = self.shape[0] // len(self.words)
         words = jnp.repeat(self.words, rows_per_key, axis=0)
@@ -145,12 +153,12 @@ class LazyBits(NamedTuple):
 
 
 def element_bits(index: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns the bits, uint16, of single elements.
+    """Returns the random uint16 bits of single elements.
 
     Args:
-        index: Index of each element, uint32.
-        first: First word of the row's key.
-        second: Last word of the row's key, combined with the use.
+        index: Index of each element among the elements that share a key, uint32.
+        first: First word of the key.
+        second: Last word of the key, combined with `LazyBits.use` by XOR.
     """
     return (_scramble(_scramble(index ^ first) + second) >> 16).astype(jnp.uint16)
 
@@ -195,9 +203,9 @@ def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None =
 
     Args:
         key: The typed key of the step.
-        rows: Numbers of the rows, int32 `(n,)`.
-        sequence_key: The typed key of the step that read the first window of the same sequences.
-            Default: `key`.
+        rows: Number of each row in the global batch, int32 `(n,)`.
+        sequence_key: The typed key of the step that processed the first window of the same
+            sequences, from which `per_sequence` is derived. Default: `key`.
     """
 
     def keys(key: jax.Array) -> Keys:
@@ -213,7 +221,7 @@ def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None =
 
 @dataclasses.dataclass
 class _AdapterKeys:
-    """The keys of the layer that is being traced, and the adapter keys derived from them."""
+    """The PRNG keys of the layer that is being traced, and those of its adapters."""
 
     layer: Keys | None
     adapters: Keys | None = None
@@ -240,12 +248,13 @@ def provide_adapter_keys(keys: Keys | None) -> Iterator[None]:
 def adapter_keys(rows: int) -> Keys | None:
     """Returns keys for the next adapter of the layer that is being traced, or `None`.
 
-    They are `None` in evaluation. They are also `None` if the input does not have the rows of the
-    batch, such as the gathered tokens of a masked language modeling head: the masks would then
-    depend on how the batch is divided.
+    The result is `None` in evaluation. It is also `None` if the first axis of the adapter's input
+    does not correspond to the rows of the batch. An example is the head of masked language
+    modeling, whose input are the gathered masked tokens. Dropout masks would then depend on the
+    division of the batch over devices.
 
     Args:
-        rows: Number of rows of the adapter's input.
+        rows: Size of the first axis of the adapter's input.
     """
     source = _adapter_keys.get()
     if source is None or source.layer is None:

@@ -1,4 +1,4 @@
-"""Arithmetic that all attention implementations share: scores, softmax, and weighted values."""
+"""Computations that attention implementations share: scores, softmax, and weighted values."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from hfseq.nn.visible import Visibility
 
 
 def batched_dot(a: jax.Array, b: jax.Array, axes: tuple[int, int], batch: int = 1) -> jax.Array:
-    """Contracts one axis of each array, batched over their first axes, with float32 accumulation.
+    """Computes a batched matrix multiplication with float32 accumulation.
 
     Args:
         a: The left operand.
         b: The right operand.
-        axes: The contracted axis of `a` and of `b`.
-        batch: Number of leading batch axes.
+        axes: The contracted axis of `a` and the contracted axis of `b`.
+        batch: Number of leading axes that are batch axes of both operands.
 
     Returns:
-        A float32 array: the batch axes, the other axes of `a`, then the other axes of `b`.
+        A float32 array. Its axes are the batch axes, the other axes of `a`, and the other axes of
+        `b`.
     """
     leading = tuple(range(batch))
     dimensions = (((axes[0],), (axes[1],)), (leading, leading))
@@ -40,13 +41,13 @@ def softmax_weights(
     axis: int = -1,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes attention weights from the products of queries and keys.
+    """Computes attention weights from the dot products of queries and keys.
 
     A fully masked query gets finite, uniform weights. `hfseq.nn.attend` replaces its output by
     zeros.
 
     Args:
-        scores: Products of queries and keys, float32.
+        scores: Dot products of queries and keys, float32.
         scale: Factor of the scores.
         bias: Added to the scaled scores.
         mask: Boolean, True where a key is visible.

@@ -1,13 +1,14 @@
 """Sequences of layers, run in a Python loop or stacked and scanned.
 
-A model file writes `self.layer = nn.Layers([...])` and `nn.run_layers(self.layer, x, ...)`. Whether
-the layers are scanned or rematerialized is decided outside of the model (`scan_layers`,
-`gradient_checkpointing`).
+A model file writes `self.layer = nn.Layers([...])` and `nn.run_layers(self.layer, x, ...)`. The
+options `scan_layers` and `gradient_checkpointing`, which are set outside of the model, decide
+whether the layers are scanned or rematerialized.
 
-Scanning compiles a layer once for many layers, so these must be interchangeable: the same classes,
-the same shapes and dtypes of variables, and equal static attributes. `_describe` lists these
-properties by path, `_difference` compares two layers, and `Layers.runs` divides the sequence into
-runs of a repeated pattern. `stack_layers` then stacks the variables of each position of a pattern.
+A scan compiles one layer and runs it with the variables of many layers. These layers must be
+interchangeable: they have the same classes, the same shapes and dtypes of variables, and equal
+static attributes. `_describe` lists these properties by path, `_difference` compares two layers,
+and `Layers.runs` divides the sequence into runs, in each of which a pattern of layers repeats.
+`stack_layers` then stacks the variables of all layers at the same position of the pattern.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from hfseq.nn.random import Keys, provide_adapter_keys
 
 #: Keyword arguments of one layer, or of all layers with a leading layer axis.
 LayerArguments = Mapping[str, jax.Array]
-# Calls a layer with its input, its number and its own arguments. Returns hidden states and a second
-# result.
+# Calls a layer with its input, its number and its slice of the per-layer arguments. Returns hidden
+# states and a second result.
 LayerCall = Callable[
     [nnx.Module, jax.Array, int | jax.Array, LayerArguments], tuple[jax.Array, Any]
 ]
-# The last hidden states, the second result of each layer, and the input of each layer if collected.
+# The last hidden states, the second result of each layer, and the input of each layer, or `None` if
+# inputs are not collected.
 LayerResults = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
 
 
@@ -46,7 +48,7 @@ class LayerRun(NamedTuple):
     Attributes:
         first: Number of the first layer.
         period: Number of layers in the pattern.
-        repeats: How often the pattern repeats.
+        repeats: Number of times that the pattern occurs.
     """
 
     first: int
@@ -64,17 +66,19 @@ class LayerRun(NamedTuple):
 
 
 class Layers(nnx.List):
-    """A list of layers with the numbers of the checkpoint.
+    """A list of layers. Their indices are the layer numbers in checkpoints.
 
-    Layers may differ in their classes, variables or attributes. `scan_layers` then scans runs of
-    interchangeable layers and repeated patterns, such as five windowed layers and a full one.
+    Layers may differ in their classes, variables or attributes. With `scan_layers`, each run of
+    interchangeable layers is scanned, and so is each repeated pattern, such as five layers with
+    sliding window attention followed by one with full attention.
 
     Args:
         layers: The layers.
-        shared: Regular expressions for paths below a layer. They name parameters that only the
-            first layers own and the model reads outside of the layers, such as T5's table of
-            relative positions. Such a parameter does not make layers different. When it is stacked,
-            it has an entry only for the layers that own it.
+        shared: Regular expressions that match paths of parameters relative to a layer. Use them for
+            parameters that only the first layers own and that the model reads outside of the
+            layers, such as the relative position embeddings of T5. Layers with and without such a
+            parameter are still interchangeable. The stacked parameter has an entry only for the
+            layers that own it.
     """
 
     __signature__ = ConstructorSignature()
@@ -99,13 +103,16 @@ class Layers(nnx.List):
             raise UsageError(
                 f"scan_layers: no two layers of {path} can be scanned together. Layer 1 differs "
                 f"from layer 0 in {_difference(descriptions[0], descriptions[1])}. Disable "
-                "scan_layers, or use more layers if the pattern is longer"
+                "scan_layers, or use enough layers for the pattern of layers to repeat"
             )
         return runs
 
 
 class LayerStacks(nnx.List):
-    """The result of `stack_layers` for layers that differ: one stack per position of each run."""
+    """The result of `stack_layers` for layers that differ.
+
+    It contains one stacked layer for each position of the pattern of each run.
+    """
 
     def __init__(self, layers: Iterable[nnx.Module], runs: Sequence[LayerRun]):
         super().__init__(layers)
@@ -115,8 +122,8 @@ class LayerStacks(nnx.List):
 def stack_layers(module: nnx.Module) -> None:
     """Replaces every `Layers` in `module` by stacked layers, in place.
 
-    Interchangeable layers become one layer whose variables have a leading layer axis. Other
-    sequences become `LayerStacks`.
+    If all layers of a sequence are interchangeable, they become one layer whose variables have a
+    leading layer axis. Other sequences become `LayerStacks`.
 
     Raises:
         UsageError: No two layers of a sequence can be scanned together.
@@ -140,7 +147,7 @@ def stack_layers(module: nnx.Module) -> None:
 
 
 def stacked_paths(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]]:
-    """Returns the path of each stack with the paths of its layers in the unstacked model."""
+    """Maps the path of each stacked layer to the paths of its layers in the unstacked model."""
     nodes = {tuple(map(str, path)): node for path, node in nnx.iter_graph(module)}
     stacked = {
         path: tuple((*path, str(number)) for number in range(node.num_stacked))
@@ -157,7 +164,7 @@ def stacked_paths(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]
 
 
 def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
-    """Returns a copy of the first layer that has the stacked variables of all `layers`."""
+    """Returns a copy of the first layer whose variables are the stacked variables of all layers."""
     graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
     flat = [dict(nnx.to_flat_state(state)) for state in states]
     stacked = {}
@@ -165,8 +172,8 @@ def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
         values = [state[name] for state in flat if name in state]
         if not all(name in state for state in flat[: len(values)]):
             raise UsageError(
-                f"scan_layers: {path}: the first layer lacks {'/'.join(map(str, name))}, which "
-                "the layers share. Create shared parameters in the first layers"
+                f"scan_layers: {path}: a later layer has the parameter {'/'.join(map(str, name))}, "
+                "but an earlier layer does not. Create shared parameters in the first layers"
             )
         stacked[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
     layer = nnx.merge(graphs[0], nnx.from_flat_state(stacked.items()))
@@ -179,7 +186,7 @@ def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
 
 
 def _layer_kinds(descriptions: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns for each layer the number of the first layer that is interchangeable with it."""
+    """Returns, for each layer, the number of the first layer that is interchangeable with it."""
     kinds: list[int] = []
     for number, description in enumerate(descriptions):
         matches = (
@@ -195,9 +202,10 @@ def _cheapest_runs(kinds: Sequence[int]) -> tuple[int, list[LayerRun]]:
     """Divides a sequence of layers into runs at the lowest cost, by dynamic programming.
 
     The cost of a run is its period, the number of layers that are compiled for it. `best[first]` is
-    the solution for the layers from `first` on. It is computed from the last layer to the first:
-    each run that can begin at `first`, followed by the best solution from its end on. At equal cost
-    fewer runs win, then a longer first run.
+    the best solution for the layers from number `first` to the end. It is computed for decreasing
+    `first`, as the minimum over all runs that can begin at `first`, each combined with the best
+    solution for the layers after the run. If costs are equal, fewer runs are preferred, and then a
+    longer first run.
 
     Args:
         kinds: For each layer, a number that interchangeable layers share.
@@ -220,7 +228,11 @@ def _cheapest_runs(kinds: Sequence[int]) -> tuple[int, list[LayerRun]]:
 
 
 def _runs_from(kinds: Sequence[int], first: int) -> Iterator[LayerRun]:
-    """Yields each run from layer `first` on: consecutive equal layers or a repeated pattern."""
+    """Yields each run that can begin at layer `first`.
+
+    A run consists of consecutive interchangeable layers, or of a pattern that repeats at least
+    once.
+    """
     remaining = len(kinds) - first
     for period in range(1, remaining + 1):
         pattern = kinds[first : first + period]
@@ -233,10 +245,11 @@ def _runs_from(kinds: Sequence[int], first: int) -> Iterator[LayerRun]:
 
 
 def _describe(layer: nnx.Module, shared: Sequence[str]) -> dict[str, Any]:
-    """Returns what must be equal in interchangeable layers, by path below the layer.
+    """Returns the properties that must be equal in interchangeable layers, by path.
 
-    Modules are described by their class, variables and arrays by shape and dtype, and static
-    attributes by their value. Paths that match `shared` are left out.
+    Paths are relative to the layer. The properties are the class of each module, the shape and
+    dtype of each variable and array, and the value of each static attribute. Paths that match
+    `shared` are left out.
     """
     description: dict[str, Any] = {}
     for path, node in nnx.iter_graph(layer):
@@ -269,10 +282,10 @@ def _equal(first: Any, second: Any) -> bool:
     """Compares static attributes of layers by content.
 
     The constructor of each layer creates its own closures, partial functions and helper objects.
-    Python compares these by identity, but they are equal if they come from the same code and equal
-    values. So functions are compared by their code, default arguments, captured variables,
-    attributes and module, and objects that do not define `__eq__` by their attributes. Containers
-    are compared element by element for the same reason.
+    Python compares these by identity. Here they count as equal if they have the same code and equal
+    values: functions are compared by their code, default arguments, captured variables, attributes
+    and module. Objects that do not define `__eq__` are compared by their attributes. Containers are
+    compared element by element, because their elements may be such functions or objects.
     """
     if first is second:
         return True
@@ -328,26 +341,28 @@ def run_layers(
     """Runs layers one after the other, as a loop or as scans.
 
     A layer is called as `layer(hidden_states, *args, rngs=keys, **kwargs)`. It returns a pair: the
-    new hidden states, and a second result of any kind, such as attention weights. The keys of a
-    layer depend only on its number, so that loop and scan draw the same dropout masks.
+    new hidden states, and a second result of any kind, such as attention weights. The PRNG keys
+    that a layer gets depend only on the number of the layer, so the loop and the scan draw the same
+    dropout masks.
 
     Args:
-        layers: `Layers`, or what `stack_layers` made of them.
+        layers: `Layers`, or the result of `stack_layers`.
         hidden_states: The input of the first layer.
         *args: Further arguments of every layer.
-        rngs: Random keys. `None` in evaluation.
+        rngs: PRNG keys, or `None` in evaluation.
         collect: Whether to return the input of every layer, for `hidden_states` in Hugging Face
             outputs.
         per_layer: Keyword arguments with a leading layer axis. Each layer gets its slice.
-        order: Numbers of the layers in the order in which they run, if some run more than once
-            (ALBERT).
+        order: Numbers of the layers in the order in which they run, for models that run a layer
+            more than once (ALBERT). Default: each layer once.
         **kwargs: Keyword arguments of every layer.
 
     Returns:
         The last hidden states, a tuple with the second result of each layer, and a tuple with the
         input of each layer or `None`.
     """
-    # A child, so that two stacks, or a stack and dropout outside of it, never share a key.
+    # Derive child keys, so that this call of `run_layers` shares no PRNG key with other calls or
+    # with dropout outside of the layers.
     keys = None if rngs is None else rngs.child()
     x = sharding.constrain_hidden_states(hidden_states)
 
@@ -378,7 +393,7 @@ def _loop(
     per_layer: LayerArguments,
     collect: bool,
 ) -> LayerResults:
-    """Runs layers in a Python loop, each of them rematerialized if the options say so."""
+    """Runs layers in a Python loop. `Options.remat` decides whether each is rematerialized."""
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
     for number, layer in enumerate(layers):
@@ -398,9 +413,10 @@ def _loop(
 def _as_function(graph: nnx.GraphDef, call: LayerCall) -> Callable[..., tuple[jax.Array, Any]]:
     """Returns a pure function for a layer with the structure `graph`.
 
-    Its arguments are the hidden states, the number of the layer, its parameters, its other
-    variables, and its own keyword arguments. It returns the hidden states, and a pair of the second
-    result and the updated other variables. With `remat` it is a `jax.checkpoint`.
+    The arguments of the function are the hidden states, the number of the layer, its parameters,
+    its other variables, and its slice of the per-layer arguments. The function returns the new
+    hidden states, and a pair of the second result and the updated other variables. With
+    `Options.remat` it is wrapped in `jax.checkpoint`.
     """
 
     def function(
@@ -421,7 +437,7 @@ def _as_function(graph: nnx.GraphDef, call: LayerCall) -> Callable[..., tuple[ja
 def _scan_runs(
     stacks: LayerStacks, x: jax.Array, call: LayerCall, per_layer: LayerArguments, collect: bool
 ) -> LayerResults:
-    """Scans one run after the other."""
+    """Runs `LayerStacks` with one scan per `LayerRun`."""
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
     remaining = iter(stacks)
@@ -440,7 +456,10 @@ def _scan(
     per_layer: LayerArguments,
     collect: bool,
 ) -> LayerResults:
-    """Scans a run. `layers` has a stacked layer for each position of the pattern."""
+    """Computes a `LayerRun` with one scan.
+
+    `layers` contains one stacked layer for each position of the pattern.
+    """
     splits = [trees.split(layer) for layer in layers]
     functions = [_as_function(graph, call) for graph, _, _ in splits]
 
@@ -453,8 +472,8 @@ def _scan(
         return x, results
 
     def fill_shared(leaf: jax.Array) -> jax.Array:
-        # A parameter that only the first layers own is not read within the layers, so the other
-        # layers may get any value.
+        # A parameter that only the first layers own is not read within the layers, so the value
+        # that the other layers get does not matter.
         if leaf.shape[0] == run.repeats:
             return leaf
         return jnp.broadcast_to(leaf[0], (run.repeats, *leaf.shape[1:]))

@@ -20,23 +20,24 @@ from hfseq.nn.context import current_row_guarantees
 class Visibility:
     """Describes which keys each query may attend to.
 
-    A key is visible if every field allows it. By default all keys are visible.
+    A key is visible to a query if every field allows it. By default all keys are visible.
 
     Attributes:
         causal: Whether a query may only attend to keys at or before its position. Queries and keys
-            are aligned at their ends: the last query sees the last key.
-        window: Number of keys that are visible before and after a query's own position, aligned in
-            the same way.
-        max_runs: Upper bound on the number of runs of equal segments in a row, or `None` if
-            unknown.
-        query_segments: Segment of each query, int32 `(batch, queries)`. A query sees only keys of
-            its own segment.
-        key_segments: Segment of each key, int32 `(batch, keys)`. If this is `None`, the keys have
-            the segments of the queries. If only `query_segments` is `None`, every key with a
-            nonzero segment is visible.
-        key_lengths: Number of keys that exist in each row, `(batch,)`. Keys after them are hidden.
-        dense: Any other boolean mask with four axes. It broadcasts to `(batch, heads, queries,
-            keys)`.
+            are aligned at their ends: the last query has the position of the last key.
+        window: Number of visible keys before a query's own position, and number of visible keys
+            after it. Positions are aligned as for `causal`.
+        max_runs: Maximum number of runs in a sequence, or `None` if it is unknown. A run consists
+            of all adjacent positions with the same segment number.
+        query_segments: Segment number of each query, int32 `(batch, queries)`. A query sees only
+            keys with the same segment number. Packed documents have different numbers.
+        key_segments: Segment number of each key, int32 `(batch, keys)`. If this is `None`, the keys
+            have the same segment numbers as the queries. If only `query_segments` is `None`, every
+            key with a nonzero segment number is visible.
+        key_lengths: Number of keys in each sequence that are not padding, `(batch,)`. All keys
+            after them are hidden.
+        dense: Any other boolean mask with four axes, True where a key is visible. It broadcasts to
+            `(batch, heads, queries, keys)`.
     """
 
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -51,16 +52,19 @@ class Visibility:
         if self.window is not None and min(self.window) < 0:
             raise UsageError(
                 f"the attention window {self.window} (keys before and after a query's own) "
-                "excludes the query's own key. The configuration's sliding_window (window_size, "
-                "local_attention) counts that key: use 1 or more, or None for no window"
+                "excludes the query's own key. The value of sliding_window, window_size or "
+                "local_attention in the configuration includes that key, so it must be at least 1, "
+                "or None to disable the window"
             )
 
     @property
     def segments(self) -> str:
-        """Which sides have segments.
+        """Whether queries and keys have segment numbers.
 
-        `""` for neither, `"keys"` for keys only, `"same"` if keys share the queries' segments, and
-        `"both"` if each side has its own.
+        * `""`: Neither queries nor keys have segment numbers.
+        * `"keys"`: Only keys have segment numbers.
+        * `"same"`: The keys have the same segment numbers as the queries.
+        * `"both"`: Queries and keys have separate segment numbers.
         """
         if self.query_segments is None:
             return "" if self.key_segments is None else "keys"
@@ -74,8 +78,7 @@ class Visibility:
             keys: Number of keys.
 
         Returns:
-            A mask that broadcasts to `(batch, heads, queries, keys)`; each axis has its full size
-            or 1.
+            A boolean mask with four axes that broadcasts to `(batch, heads, queries, keys)`.
         """
         mask, band = self.without_band(keys), self.band(queries, keys, keys - queries)
         if band is None or mask is None:
@@ -83,7 +86,12 @@ class Visibility:
         return mask & band
 
     def without_band(self, keys: int) -> jax.Array | None:
-        """Returns the boolean mask without the effect of `causal` and `window`, or `None`."""
+        """Returns the boolean mask without the effect of `causal` and `window`.
+
+        Returns:
+            A mask that broadcasts to `(batch, heads, queries, keys)`, or `None` if the other fields
+            hide nothing.
+        """
         masks = []
         if self.query_segments is not None:
             key_segments = self.query_segments if self.key_segments is None else self.key_segments
@@ -102,15 +110,15 @@ class Visibility:
         return mask
 
     def band(self, queries: int, keys: int, offset: int | jax.Array) -> jax.Array | None:
-        """Returns the boolean mask of `causal` and `window` alone, or `None` without them.
+        """Returns the boolean mask that only `causal` and `window` determine.
 
         Args:
             queries: Number of queries.
             keys: Number of keys.
-            offset: Position of the first query among the keys.
+            offset: The position of the first query, counted from the first key.
 
         Returns:
-            A mask `(queries, keys)`, or `None`.
+            A mask `(queries, keys)`, or `None` if the attention is not causal and has no window.
         """
         if not self.causal and self.window is None:
             return None
@@ -121,14 +129,14 @@ class Visibility:
         return band if self.window is None else band & (key_position >= query_position - left)
 
     def sees_any(self, queries: int, keys: int) -> jax.Array | None:
-        """Returns which queries see at least one key, or `None` if all do.
+        """Returns which queries see at least one key.
 
-        No array of all query-key pairs is built, except where the segments of both sides are
-        combined with a window or `causal`, and for dense masks.
+        An array of all query-key pairs is built in two cases only: for dense masks, and if query
+        segments are combined with `causal` or a window.
 
         Returns:
-            A boolean array `(batch, heads, queries, 1)`; the first three axes have their full size
-            or 1.
+            A boolean array `(batch, heads, queries, 1)`, where each of the first three axes has its
+            full size or size 1. The result is `None` if every query sees a key.
         """
         banded, no_lengths = self.causal or self.window is not None, self.key_lengths is None
         if self.dense is None and self.segments == "same" and queries == keys and no_lengths:
@@ -142,7 +150,10 @@ class Visibility:
         return mask.any(-1, keepdims=True)
 
     def _sees_any_in_band(self, queries: int, keys: int) -> jax.Array | None:
-        """Implements `sees_any` for padded keys: counts the real keys in each query's band."""
+        """Implements `sees_any` if queries have no segment numbers.
+
+        Counts the visible keys within the range that `causal` and `window` allow for each query.
+        """
         without_band = dataclasses.replace(self, causal=False, window=None)
         key_mask = without_band.without_band(keys)
         if not self.causal and self.window is None:
@@ -160,7 +171,10 @@ class Visibility:
         return (counts[:, high] > counts[:, low])[:, None, :, None]
 
     def _sees_own_segment(self, keys: int) -> jax.Array:
-        """Implements `sees_any` for segments: binary search in the sorted key segments."""
+        """Implements `sees_any` if queries have segment numbers.
+
+        Searches the segment number of each query in the sorted segment numbers of the keys.
+        """
         assert self.query_segments is not None
         key_segments = self.query_segments if self.key_segments is None else self.key_segments
         if self.key_lengths is not None:
@@ -172,9 +186,9 @@ class Visibility:
         return (candidate == self.query_segments)[:, None, :, None]
 
     def part(self, start: int, stop: int, keys: int) -> Visibility:
-        """Returns the description for queries `start` to `stop` and the first `keys` keys.
+        """Returns the visibility of the first `keys` keys to the queries from `start` to `stop`.
 
-        `causal` and `window` are left out: use `band` for them.
+        The result does not include `causal` and `window`. Use `band` for them.
         """
 
         def slice_axes(x: jax.Array | None, *bounds: tuple[int, int]) -> jax.Array | None:
@@ -194,7 +208,7 @@ class Visibility:
         )
 
 
-#: The `mask` argument of attention functions: a description, or a boolean array that broadcasts to
+#: The `mask` argument of attention functions: a `Visibility`, or a boolean array that broadcasts to
 #: `(batch, heads, queries, keys)` and is True where a key is visible. `None` hides nothing.
 Mask = Visibility | jax.Array | None
 
@@ -215,17 +229,19 @@ def visible(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> Visibility | None:
-    """Describes which keys are visible in self-attention, or in attention to one padded sequence.
+    """Describes which keys are visible in self-attention, or in attention to padded sequences.
 
     Args:
-        attention_mask: `(batch, keys)`, nonzero where a key may be attended to (zeros may be
-            anywhere), or `(batch, queries, keys)`.
-        segment_ids: `(batch, length)`. Each query sees only keys of its own document. 0 is padding.
+        attention_mask: `(batch, keys)` or `(batch, queries, keys)`, nonzero where a key may be
+            attended to. Padding may be at any position.
+        segment_ids: Number of the document of each token, `(batch, length)`. Each query sees only
+            keys of its own document. 0 is padding.
         causal: Whether a query may only attend to keys at or before its position.
-        window: Number of keys that are visible before and after a query's own position.
+        window: Number of visible keys before a query's own position, and number of visible keys
+            after it.
 
     Returns:
-        The description, or `None` if all keys are visible.
+        The `Visibility`, or `None` if all keys are visible.
     """
     if attention_mask is None and segment_ids is None and not causal and window is None:
         return None
@@ -233,7 +249,8 @@ def visible(
     if attention_mask is not None and attention_mask.ndim == 3:
         return dataclasses.replace(description, dense=attention_mask.astype(bool)[:, None])
     rows = current_row_guarantees()
-    if segment_ids is not None and rows is not None:  # the segments then imply the mask
+    if segment_ids is not None and rows is not None:
+        # The guarantees say that the mask is nonzero where segment IDs are, so it is not needed.
         return dataclasses.replace(description, max_runs=rows.max_runs)
     if attention_mask is None:
         return description
@@ -260,12 +277,14 @@ def visible_across(
     Args:
         encoder_attention_mask: `(batch, keys)`, nonzero where an encoder position may be attended
             to.
-        segment_ids: Segments of the encoder's tokens, `(batch, keys)`.
-        decoder_segment_ids: Segments of the decoder's tokens, `(batch, queries)`. If both are
-            given, a target sees only the source that was packed with the same segment number.
+        segment_ids: Segment numbers of the encoder's tokens, `(batch, keys)`.
+        decoder_segment_ids: Segment numbers of the decoder's tokens, `(batch, queries)`. If both
+            `segment_ids` and `decoder_segment_ids` are passed, a decoder token sees only encoder
+            positions with the same segment number. If one of them is `None`, the other one is
+            ignored.
 
     Returns:
-        The description, or `None` if all keys are visible.
+        The `Visibility`, or `None` if all keys are visible.
     """
     if segment_ids is None or decoder_segment_ids is None:
         return visible(encoder_attention_mask)
@@ -280,9 +299,9 @@ def attention_mask(
 ) -> jax.Array | None:
     """Builds a boolean attention mask, True where a key is visible.
 
-    It broadcasts to `(batch, heads, queries, keys)`. The arguments are those of `visible`. Prefer
-    `visible` where possible: fused attention kernels accept its description, but most of them do
-    not support explicit masks.
+    The mask broadcasts to `(batch, heads, queries, keys)`. The arguments have the same meaning as
+    in `visible`. Prefer `visible` where possible: fused attention kernels accept the `Visibility`
+    that it returns, but most of them do not support explicit masks.
     """
     description = visible(attention_mask, segment_ids)
     length = next((x.shape[-1] for x in (attention_mask, segment_ids) if x is not None), 0)
@@ -296,7 +315,8 @@ def cross_attention_mask(
 ) -> jax.Array | None:
     """Builds a boolean cross-attention mask, True where a key is visible.
 
-    It broadcasts to `(batch, heads, queries, keys)`. The arguments are those of `visible_across`.
+    The mask broadcasts to `(batch, heads, queries, keys)`. The arguments have the same meaning as
+    in `visible_across`.
     """
     description = visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids)
     keys = next((x.shape[-1] for x in (encoder_attention_mask, segment_ids) if x is not None), 0)

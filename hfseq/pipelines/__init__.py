@@ -25,8 +25,8 @@ def load(
     Args:
         auto_class: The Auto class.
         name: Directory or Hub name of the checkpoint, which may be an adapter.
-        tokenizer: Directory or Hub name of the tokenizer. By default that of the model or, if an
-            adapter has none, of its base model.
+        tokenizer: Directory or Hub name of the tokenizer. Default: the tokenizer in the checkpoint.
+            For an adapter without a tokenizer, it is the tokenizer of the base model.
         revision: Revision of a Hub repository.
         **options: Options of ``from_pretrained``.
 
@@ -58,8 +58,8 @@ def load_tokenizer(
     Args:
         model: The model.
         name: Directory or Hub name of the checkpoint, which may be an adapter.
-        tokenizer: Directory or Hub name of the tokenizer. By default that of the model or, if an
-            adapter has none, of its base model.
+        tokenizer: Directory or Hub name of the tokenizer. Default: the tokenizer in the checkpoint.
+            For an adapter without a tokenizer, it is the tokenizer of the base model.
         revision: Revision of a Hub repository.
         token: Access token of the Hub.
 
@@ -80,7 +80,7 @@ def load_tokenizer(
         if fetcher(name, revision_options)("tokenizer_config.json") is None:
             tokenizer, revision_options = adapter.base, adapter.base_download({})
     loaded_tokenizer = models.load(AutoTokenizer, tokenizer or name, **revision_options)
-    # In a model of two, the decoder or the text model defines the vocabulary.
+    # In a composite model, the decoder or the text model defines the vocabulary.
     config = model.config
     for side in ("decoder", "text_config"):
         config = getattr(config, side, None) or config
@@ -91,9 +91,9 @@ def load_tokenizer(
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
 ) -> dict[str, np.ndarray]:
-    """Tokenizes texts into int32 arrays `(rows, width)`, padded to the longest text.
+    """Tokenizes texts into int32 arrays `(num_texts, length)`, padded to the longest text.
 
-    Only ``input_ids`` is required of the tokenizer: it may return no attention mask and have no
+    The tokenizer only has to return ``input_ids``. It need not return an attention mask or have a
     padding token.
 
     Args:

@@ -1,10 +1,14 @@
 """The base class of the pipelines: batched inference with a model and its processors.
 
-:class:`Pipeline` reads inputs in windows, sorts their rows by length, and pads them to a few widths
-and numbers of rows, so that few programs are compiled. It returns answers in the order of the
-inputs. The commands and the evaluation of generated texts use the same classes. The tasks are in
-:mod:`hfseq.pipelines.tasks`, :mod:`hfseq.pipelines.generation`, :mod:`hfseq.pipelines.images` and
-:mod:`hfseq.pipelines.speech`; :func:`hfseq.pipeline` creates them.
+A task converts each input to rows. A row is one entry of a batch, such as a text, or one window of
+a long text. :class:`Pipeline` reads a window of several batches of inputs at a time and sorts their
+rows by length. It pads batches to a small number of different shapes, so that few programs are
+compiled. The answers have the order of the inputs.
+
+The tasks are in :mod:`hfseq.pipelines.tasks`, :mod:`hfseq.pipelines.generation`,
+:mod:`hfseq.pipelines.images` and :mod:`hfseq.pipelines.speech`. :func:`hfseq.pipeline` creates
+their pipelines. The commands, and the evaluation of generated texts during training, use the same
+classes.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Number of batches whose rows are sorted by length together.
+#: Number of batches in a window. The rows of a window are sorted by length.
 WINDOW_BATCHES = 16
 
 
@@ -49,9 +53,9 @@ class Row:
     Attributes:
         ids: Token IDs. Empty for images and audio.
         token_type_ids: Token type IDs, if the tokenizer returns them.
-        positions: Positions whose logits are required, if not all are.
-        metadata: Data that the task needs for postprocessing, for example pixel values.
-        warning: What was lost of the input, for example by truncation.
+        positions: Positions whose logits the task requires, or `None` for all positions.
+        metadata: Additional data of the task, for example pixel values.
+        warning: A warning about the input, for example that it was truncated.
     """
 
     ids: Sequence[int] = ()
@@ -62,7 +66,7 @@ class Row:
 
 
 class RejectedInput(str):
-    """The reason why an input has no answer."""
+    """Replaces the rows or outputs of an input without an answer. Its text is the reason."""
 
 
 @dataclass
@@ -71,7 +75,7 @@ class Answer:
 
     Attributes:
         output: The answer, in the format of Transformers' pipelines.
-        error: Why there is no answer.
+        error: The reason why the input has no answer, or `None`.
         warnings: Warnings about the input, for example that it was truncated.
     """
 
@@ -81,7 +85,7 @@ class Answer:
 
 
 Options = Mapping[str, Any]
-#: Model outputs for a row by name. Per-token outputs exclude padding.
+#: Model outputs for one row, by name. Outputs per token do not include padding.
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -89,9 +93,9 @@ class Pipeline:
     """Base class of the pipelines that :func:`hfseq.pipeline` returns.
 
     A call with one input returns its answer, and a call with a list returns a list. A call with an
-    iterator, a dataset or a ``Path`` returns an iterator. For tasks on texts, a ``Path`` is a table
-    with named columns, or a text file with one input per line. Answers are yielded when a window of
-    several batches is complete.
+    iterator, a dataset or a ``Path`` returns an iterator, which yields answers whenever a window of
+    several batches is complete. For tasks on texts, a ``Path`` refers to a table with named
+    columns, or to a text file with one input per line.
 
     Args:
         model: The model.
@@ -101,7 +105,7 @@ class Pipeline:
         image_processor: Its image processor, for images.
         batch_size: Maximum number of rows per batch.
         num_workers: Number of processes that decode images.
-        device: Device of the computation. By default that of the model's parameters.
+        device: Device of the computation. Default: the device of the model's parameters.
         params: Parameters to use instead of the model's.
         progress: Whether to show a progress bar.
         **options: Default options of the task.
@@ -112,7 +116,7 @@ class Pipeline:
 
     #: Suffix of the model class's name.
     head: ClassVar[str]
-    #: What one input is, for messages.
+    #: Description of one input, for messages.
     input_description: ClassVar[str] = "a text"
     #: Options with their defaults. ``None`` if the task accepts all options of ``generate``.
     defaults: ClassVar[Mapping[str, Any] | None]
@@ -190,7 +194,7 @@ class Pipeline:
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Runs the model on a batch.
 
-        Traced by ``jit``; each returned array has one row per batch row.
+        This method is traced by ``jax.jit``. The first axis of each returned array is the batch.
         """
         raise NotImplementedError
 
@@ -237,7 +241,7 @@ class Pipeline:
         if cls.head == "Model" or model.peft_config is not None:
             return
         stored = class_names(model.config.to_dict())
-        # The heads of these classes have the same parameter names.
+        # The heads of these classes have the same parameter names, so compare the class names.
         classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
         is_other_class = cls.head in classes and not any(cls.head in name for name in stored)
         if stored and is_other_class or model._fresh_head:
@@ -313,19 +317,19 @@ class Pipeline:
     ) -> Iterator[Answer]:
         """Yields an :class:`Answer` to each input in order.
 
-        An input that cannot be read, or on which the model fails, has an ``error`` and does not
-        affect the others. An error of ``inputs`` is raised after the answers to the inputs before
-        it.
+        If an input cannot be read, or the model fails on it, its answer has an ``error``. The
+        answers to the other inputs are not affected. If the iterator ``inputs`` itself raises an
+        error, the error is raised after the answers to the inputs so far.
 
         Args:
             inputs: The inputs.
             batch_size: Overrides the pipeline's batch size.
-            options: Options of the task, by default the pipeline's.
+            options: Options of the task. Default: the options of the pipeline.
             pause: Seconds without a new input after which the inputs read so far are processed.
                 ``None`` waits for complete windows.
 
         Raises:
-            UsageError: Options contradict each other or the model.
+            UsageError: Options contradict each other, or the model does not support them.
         """
         size = self.batch_size if batch_size is None else batch_size
         if size < 1:
@@ -354,7 +358,7 @@ class Pipeline:
                 yield Answer(output, warnings=warnings)
 
     def find_problem(self, rows: Sequence[Row]) -> str | None:
-        """Returns why the model cannot process the rows of an input, if it cannot."""
+        """Returns the reason why the model cannot process the rows of an input, or `None`."""
         longest = max((len(row.ids) for row in rows), default=0)
         if not longest:
             return "it contains no tokens"
@@ -370,7 +374,7 @@ class Pipeline:
     ) -> list[Outputs | RejectedInput]:
         """Returns the model outputs for rows.
 
-        The longest rows run first, so that memory fails early.
+        The longest rows run first, so that a lack of memory becomes apparent early.
         """
         results: dict[int, Outputs | RejectedInput] = {}
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))
@@ -388,12 +392,14 @@ class Pipeline:
     def _run_each(
         self, batch: Sequence[Row], max_rows: int, options: Options
     ) -> Sequence[Outputs | RejectedInput]:
-        """Returns the outputs for a batch, or the error that a row alone causes.
+        """Returns the outputs for a batch.
+
+        If the batch fails, each row runs alone. Rows that fail again are rejected.
 
         Raises:
             UsageError: An option is invalid.
-            Exception: Several rows fail, and no batch has succeeded so far. The cause is then not a
-                row.
+            Exception: More than three rows have failed, and no row has succeeded so far. The inputs
+                are then probably not the cause.
         """
         try:
             inputs = self.collate(batch, padded_row_count(len(batch), max_rows))
@@ -421,9 +427,9 @@ class Pipeline:
         return results
 
     def collate(self, rows: Sequence[Row], count: int) -> dict[str, Any]:
-        """Returns the model inputs, `(count, width)`, for at most ``count`` rows.
+        """Returns the model inputs for rows, as arrays `(count, width)`.
 
-        Missing rows are copies of the last one.
+        If there are fewer than ``count`` rows, copies of the last row fill the batch.
         """
         width = self.padded_width(max(len(row.ids) for row in rows))
         padded_rows = [*rows, *[rows[-1]] * (count - len(rows))]
@@ -446,7 +452,10 @@ class Pipeline:
         return inputs
 
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
-        """Returns whether a row may share a batch with a longer row, less than twice as wide."""
+        """Returns whether ``row`` may be in a batch with the longer row ``first``.
+
+        By default, ``first`` must be less than twice as wide.
+        """
         return 2 * self.padded_width(len(row.ids)) > self.padded_width(len(first.ids))
 
     def padded_width(self, length: int) -> int:
@@ -454,11 +463,11 @@ class Pipeline:
         return text_width(length, self.max_positions)
 
     def max_rows(self, width: int, size: int) -> int:
-        """Returns the number of rows of a width per batch, at most ``size``."""
+        """Returns the maximum number of rows per batch for a width. It is at most ``size``."""
         return rows_per_chunk(width, size)
 
     def token_columns(self, length: int, width: int) -> slice:
-        """Returns the columns of a row with ``length`` tokens."""
+        """Returns the columns of a padded row that contain its ``length`` tokens."""
         return slice(0, length)
 
     def tokenize(
@@ -469,7 +478,7 @@ class Pipeline:
         max_length: int | None = None,
         **options: Any,
     ) -> Any:
-        """Calls the tokenizer. Truncation is to the model's maximum length by default."""
+        """Calls the tokenizer. With ``truncation``, ``max_length`` is by default the model's."""
         if truncation:
             options |= {
                 "truncation": truncation,
@@ -534,7 +543,7 @@ def input_text(item: Any, name: str) -> str | RejectedInput:
 
 
 def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, Any]:
-    """Shards rows over the data axes of the mesh of the parameters, if they have one."""
+    """Shards a batch over the data axes of the mesh, if the parameters are sharded over a mesh."""
     sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
         return inputs
@@ -547,14 +556,15 @@ def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, An
 
 
 def find_device(device: Any) -> jax.Device:
-    """Returns the device that an argument of Transformers' pipelines names.
+    """Returns the JAX device for the argument ``device`` of a pipeline, as in Transformers.
 
     Args:
-        device: A device of JAX; "cpu", "gpu", "cuda", "tpu" or "cuda:1"; a number, where -1 is the
-            CPU; or an object with such a name, for example a ``torch.device``.
+        device: One of these: a JAX device; a name such as "cpu", "gpu", "cuda", "tpu" or "cuda:1";
+            an object whose string form is such a name, for example a ``torch.device``; or the index
+            of a device, where -1 is the CPU.
 
     Raises:
-        UsageError: There is no such device.
+        UsageError: The device does not exist.
     """
     if isinstance(device, jax.Device):
         return device

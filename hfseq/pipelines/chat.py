@@ -17,8 +17,8 @@ DEFAULT_MAX_NEW_TOKENS = 512
 class Chat:
     """A conversation with a language model.
 
-    If the conversation exceeds the model's length, the oldest turns are dropped, a question
-    together with its answer. The system message is never dropped.
+    A turn is a message of the user and the model's answer. If the conversation exceeds the model's
+    maximum length, the oldest turns are dropped. The system message is never dropped.
 
     Attributes:
         messages: The conversation so far, with ``role`` and ``content`` per message.
@@ -72,7 +72,7 @@ class Chat:
 
         Args:
             name: Directory or Hub name.
-            precision: Precision recipe.
+            precision: Precision recipe, such as "float32" or "bfloat16".
             **options: Arguments of :class:`Chat`.
 
         Raises:
@@ -92,9 +92,10 @@ class Chat:
         self.messages = list(self._first)
 
     def reply(self, text: str) -> Generator[str, None, None]:
-        """Yields the answer to ``text`` in pieces of whole characters.
+        """Yields the answer to ``text`` in pieces, which consist of complete characters.
 
-        If the caller closes the iterator or is interrupted, the pieces so far are the answer.
+        If the caller closes the iterator or is interrupted, the pieces so far are stored as the
+        answer.
 
         Raises:
             UsageError: The text is too long, or the chat template rejects it. The conversation does
@@ -132,8 +133,8 @@ class Chat:
     def _fit(self, messages: list[dict[str, str]]) -> list[int]:
         """Sets ``self.messages`` to the turns that fit, and returns their token IDs.
 
-        A quarter of the model's length is reserved for the answer, or less if the answer is
-        shorter.
+        A quarter of the model's maximum length is reserved for the answer, or ``max_new_tokens`` if
+        that is less.
         """
         max_positions, dropped = self.generator.model.max_length(), 0
         ids = self._ids(messages)

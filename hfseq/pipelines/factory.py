@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hfseq.checkpoints.config import Source, class_names, model_type, read_config
+from hfseq.checkpoints.config import Source, check_directory, class_names, model_type, read_config
 from hfseq.errors import CheckpointError, UsageError, did_you_mean, first_line
 from hfseq.pipelines import images, load_tokenizer, speech, tasks
 from hfseq.pipelines.base import Pipeline
@@ -40,7 +40,7 @@ ALIASES = {
     "ner": "token-classification",
     "image-captioning": "image-to-text",
 }
-#: Ends of class names and the tasks that they define, for a call without a task.
+#: Default task by the end of the model's class name, for calls without a task.
 TASKS_BY_CLASS = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
@@ -83,24 +83,26 @@ def pipeline(
     use_fast: bool | None = None,
     **options: Any,
 ) -> Pipeline:
-    """Creates a pipeline for a task, with the arguments and return values of Transformers.
+    """Creates a pipeline for a task.
+
+    Arguments and return values are those of ``pipeline`` in Transformers.
 
     Args:
         task: A key of :data:`PIPELINES`, ``sentiment-analysis``, ``ner`` or
-            ``translation_xx_to_yy``. By default the task of the model's class.
+            ``translation_xx_to_yy``. Default: the task for the model's class.
         model: Directory or Hub name of a checkpoint or adapter, or a model.
-        config: Configuration, or its directory or Hub name. By default the model's.
-        tokenizer: The tokenizer, or its directory or Hub name. By default the model's.
+        config: Configuration, or its directory or Hub name. Default: the model's configuration.
+        tokenizer: The tokenizer, or its directory or Hub name. Default: the model's tokenizer.
         feature_extractor: The feature extractor for audio, or its directory or Hub name.
         image_processor: The image processor, or its directory or Hub name.
         processor: A processor that contains the tokenizer and the feature extractor or image
             processor.
         revision: Revision of a Hub repository.
         token: Access token of the Hub.
-        device: Device of the computation: "cpu", "gpu", "tpu", "cuda:0", a number, or a device of
-            JAX. By default the default device of JAX.
+        device: Device of the computation: "cpu", "gpu", "tpu", "cuda:0", a number, or a JAX device.
+            Default: the default device of JAX.
         dtype: As in ``from_pretrained``.
-        precision: Precision recipe.
+        precision: Precision recipe, such as "float32" or "bfloat16".
         batch_size: Maximum rows per batch.
         num_workers: Number of processes that decode images.
         progress: Whether to show a progress bar.
@@ -111,7 +113,7 @@ def pipeline(
         **options: Default options of the task.
 
     Returns:
-        A pipeline, which is called with an input, a list, an iterator, a dataset or, for texts, a
+        A pipeline. Call it with one input, a list, an iterator, a dataset or, for tasks on texts, a
         ``pathlib.Path``. See :class:`~hfseq.pipelines.base.Pipeline`.
 
     Raises:
@@ -120,7 +122,7 @@ def pipeline(
     """
     if model is None:
         raise UsageError(
-            f"pipeline({task!r}): model= is required, a directory, a Hub name or a model. hfseq "
+            f"pipeline({task!r}): model= is required: a directory, a Hub name or a model. hfseq "
             "has no default models"
         )
     if trust_remote_code:
@@ -194,10 +196,10 @@ def generation_task(name: str) -> str:
 
 
 def find_pipeline(task: str) -> type[Pipeline]:
-    """Returns the class of a task.
+    """Returns the pipeline class for a task.
 
     Raises:
-        UsageError: There is no such task.
+        UsageError: The task is unknown.
     """
     name = ALIASES.get(task, "translation" if task.startswith("translation_") else task)
     if name not in PIPELINES:
@@ -209,7 +211,7 @@ def find_pipeline(task: str) -> type[Pipeline]:
 
 
 def default_task(model: str | FlaxPreTrainedModel) -> str:
-    """Returns the task of a checkpoint by the name of its class.
+    """Returns the task of a model or checkpoint, according to the name of its class.
 
     Raises:
         UsageError: The class does not define a task.
@@ -257,15 +259,19 @@ def _load_processor(
     task: str,
     loading: dict[str, Any],
 ) -> Any:
-    """Returns a processor, loaded from the model's source if it is not given."""
+    """Returns a processor. If none is given, loads it from the model's checkpoint."""
     if processor is not None and not isinstance(processor, str):
         return processor
     if not processor and not source:
-        raise UsageError(f"pipeline('{task}', model): a new model also requires {kind}=")
+        raise UsageError(
+            f"pipeline('{task}', model): a new model also requires {kind}=, because it was not "
+            "loaded from a checkpoint"
+        )
     options = {key: loading[key] for key in ("revision", "token") if key in loading}
     if kind == "tokenizer":
         return load_tokenizer(model, source, processor, **options)
     name = processor or source
+    check_directory(name)
     if kind == "image_processor":
         from hfseq.data.images import load_image_processor
 

@@ -33,19 +33,21 @@ if TYPE_CHECKING:
 #: Default maximum of new tokens if neither the call nor the model sets one, as in Transformers.
 MAX_NEW_TOKENS = 256
 
-#: Maximum tokens of a translation beyond twice the width of its source.
+#: A translation has at most twice as many tokens as its padded source, plus this number.
 EXTRA_TOKENS = 16
 
 LENGTH_OPTIONS = ("max_new_tokens", "max_length")
 
 
 class GenerationPipeline(Pipeline):
-    """Base class of the pipelines that generate text; accepts the options of ``generate``.
+    """Base class of the pipelines that generate text. They accept the options of ``generate``.
 
-    Without ``max_new_tokens`` and ``max_length``, the length is that of the model's generation
-    configuration, or 256 new tokens. ``return_details=True`` adds ``num_tokens``, ``ended``
-    (whether the text ends with an end token, before the maximum length) and, for beam search,
-    ``score`` to each output.
+    Without ``max_new_tokens`` and ``max_length``, the maximum length is that of the model's
+    generation configuration, or 256 new tokens.
+
+    ``return_details=True`` adds ``num_tokens`` and ``ended`` to each output. ``ended`` is whether
+    the text ends with an end token before the maximum length. Outputs of beam search also have
+    a ``score``.
     """
 
     defaults = None
@@ -55,15 +57,16 @@ class GenerationPipeline(Pipeline):
     text_columns: ClassVar[tuple[str, ...]] = ("text",)
     #: Number of beams if neither the call nor the model sets one.
     num_beams: ClassVar[int] = 1
-    #: Whether models may force an end token at the maximum length, where it proves nothing.
+    #: Whether models may force an end token at the maximum length. An end token at that position
+    #: does not show that the text is complete.
     forces_end: ClassVar[bool] = True
     #: Key of the text in an output.
     output_key: ClassVar[str] = "generated_text"
-    #: Options for generated texts, by the ``task_specific_params`` of the model's configuration.
+    #: Options of ``generate`` from the ``task_specific_params`` of the model's configuration.
     task_defaults: Mapping[str, Any] = {}
 
     def padded_width(self, length: int) -> int:
-        """Returns the width, of a few only: programs that generate take long to compile."""
+        """Returns one of a few widths, because programs that generate text compile slowly."""
         return bucket_length(length, self.max_positions, SMALLEST_ENCODER_BUCKET)
 
     def max_rows(self, width: int, size: int) -> int:
@@ -77,14 +80,15 @@ class GenerationPipeline(Pipeline):
 
         Args:
             options: The options of the call.
-            prompt_length: Number of positions that the prompt uses. 1 in an encoder-decoder.
-            source_width: Padded length of the source, for a task whose output is not longer than
-                about twice its input.
+            prompt_length: Number of decoder positions that the prompt uses. It is 1 for an
+                encoder-decoder.
+            source_width: Padded length of the input, for a task whose output is at most about twice
+                as long as its input.
         """
         config, max_positions = self.model.generation_config, self.model.max_length()
         values = {**options, **(options.get("generate_kwargs") or {})}
         extra = ("truncation", "return_details", "generate_kwargs", *self.extra_options)
-        # None leaves an option to the model.
+        # For options that are None, the value of the model applies.
         values = {n: v for n, v in values.items() if n not in extra and v is not None}
         has_length = any(name in values for name in LENGTH_OPTIONS)
         task_defaults = {
@@ -113,11 +117,13 @@ class GenerationPipeline(Pipeline):
         new_tokens = max(1, new_tokens)
         if not has_max_length:
             return {**values, "max_new_tokens": new_tokens}
-        # Both options at once would cause a warning.
+        # With both options, `generate` would log a warning.
         return {**values, "max_new_tokens": None, "max_length": prompt_length + new_tokens}
 
     def stream_text(self, prompt: Any, **options: Any) -> Iterator[str]:
-        """Yields the text for one input in pieces of whole characters, while it is generated.
+        """Yields the generated text for one input in pieces, while it is generated.
+
+        Each piece consists of complete characters.
 
         Args:
             prompt: An input of the pipeline, or token IDs.
@@ -157,7 +163,7 @@ class GenerationPipeline(Pipeline):
             yield text[len(yielded) :]
 
     def _prompt_length(self, row: Row) -> int:
-        """Returns the number of the decoder's positions that the row uses."""
+        """Returns the number of decoder positions that the prompt of a row uses."""
         return 1
 
     def _decode(self, row: Row, new_ids: Any) -> str:
@@ -177,7 +183,7 @@ class GenerationPipeline(Pipeline):
         """Generates texts for a batch.
 
         Args:
-            inputs: The model's main input first, then the others.
+            inputs: The inputs of the model. The main input must be the first entry.
             generate_options: Options of ``generate``.
 
         Returns:
@@ -215,11 +221,14 @@ class GenerationPipeline(Pipeline):
 class TextGeneration(GenerationPipeline):
     """Continues a prompt: ``[{"generated_text": …}]``.
 
-    A prompt is a text or a chat. A chat is a list of messages with ``role`` and ``content``, and is
-    returned together with the answer. ``return_full_text=False`` omits the prompt,
-    ``return_tensors=True`` returns ``generated_token_ids``, and ``prefix`` is added before each
-    text. Other options are those of ``generate``. Unlike in Transformers, search is greedy unless
-    ``do_sample`` is set.
+    A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``. The
+    output consists of the prompt and the generated text or message. Unlike in Transformers,
+    decoding is greedy unless ``do_sample`` is set. In addition to the options of ``generate``, the
+    pipeline accepts:
+
+    - ``return_full_text=False`` omits the prompt from the output.
+    - ``return_tensors=True`` returns ``generated_token_ids`` instead of the text.
+    - ``prefix`` is added before each text.
     """
 
     head = "ForCausalLM"
@@ -247,7 +256,7 @@ class TextGeneration(GenerationPipeline):
             prompt = (options.get("prefix") or "") + text
             encoded = self.tokenize([prompt], truncation=options.get("truncation", False))
             ids = list(encoded["input_ids"][0])
-            if not ids:  # the start token, or the token between texts
+            if not ids:  # replace an empty prompt by the BOS token, or by EOS without a BOS token
                 starts = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
                 ids = [token_id for token_id in starts if token_id is not None][:1]
             encoded_inputs.append([Row(ids, metadata=text)])
@@ -268,8 +277,8 @@ class TextGeneration(GenerationPipeline):
 
         Args:
             messages: The messages, with ``role`` and ``content``.
-            continues_answer: Whether the last message is continued. By default if it is the
-                assistant's.
+            continues_answer: Whether the answer continues the last message. Default: `True` if the
+                last message is from the assistant.
 
         Raises:
             UsageError: The tokenizer has no chat template, or the template rejects the messages.
@@ -299,7 +308,7 @@ class TextGeneration(GenerationPipeline):
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
         """Returns whether two prompts may share a batch.
 
-        If the maximum length includes the prompt, they must be equally long.
+        If the maximum length includes the prompt, the prompts must be equally long.
         """
         generate_options = self.generation_options(options, len(first.ids))
         if generate_options.get("max_new_tokens") is not None:
@@ -311,7 +320,7 @@ class TextGeneration(GenerationPipeline):
         return slice(width - length, width)
 
     def padded_width(self, length: int) -> int:
-        """Returns the longest row. ``generate`` pads to its own buckets."""
+        """Returns the length itself, because ``generate`` pads batches to its own sizes."""
         return length
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
@@ -324,7 +333,11 @@ class TextGeneration(GenerationPipeline):
         return len(row.ids)
 
     def _decode(self, row: Row, new_ids: Any) -> str:
-        """Decodes prompt and continuation together: some tokenizers drop a leading space."""
+        """Returns the text of a continuation.
+
+        It is decoded together with the prompt. Decoded alone, it would lose its leading space with
+        some tokenizers.
+        """
         prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
         ids = [*row.ids, *np.asarray(new_ids).tolist()]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
@@ -332,7 +345,7 @@ class TextGeneration(GenerationPipeline):
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Returns the prompt and its continuations."""
+        """Returns the continuations, by default together with the prompt."""
         (row,), (output,), answers = rows, outputs, []
         end_ids = end_token_ids(self.model, self.generation_options(options, len(row.ids)))
         for rank, new_ids in enumerate(output["sequences"]):
@@ -360,10 +373,13 @@ class TextGeneration(GenerationPipeline):
 class Text2Text(GenerationPipeline):
     """Generates a text from another with an encoder-decoder: ``[{"generated_text": …}]``.
 
-    Options are those of ``generate``. The model's ``task_specific_params`` apply, including its
-    prefix, which ``source_prefix`` replaces. As in Transformers 4, the default is beam search with
-    four beams. ``truncation=True`` truncates long texts, at most to ``max_source_length`` tokens.
-    ``truncation="split"`` splits them at sentences and joins the outputs for the parts.
+    The options of ``generate`` and the ``task_specific_params`` of the model apply. As in
+    Transformers 4, the default is beam search with four beams. Additional options:
+
+    - ``source_prefix`` replaces the prefix that ``task_specific_params`` defines.
+    - ``truncation=True`` truncates long texts to the model's maximum length, or to
+      ``max_source_length`` tokens. ``truncation="split"`` splits long texts at sentences and joins
+      the outputs for the parts.
     """
 
     head = "ForSeq2SeqLM"
@@ -381,15 +397,17 @@ class Text2Text(GenerationPipeline):
         all_task_params = getattr(model.config, "task_specific_params", None) or {}
         self.task_defaults = dict(all_task_params.get(task) or {})
         prefix = self.task_defaults.pop("prefix", None)
-        # Inputs are limited by the encoder, whose limit may differ from the decoder's.
+        # The encoder limits the length of inputs. Its limit may differ from that of the decoder.
         self.max_positions = model.max_source_length()
         if prefix is None:
             prefix = getattr(model.config, "source_prefix", None)
         self.direction = Direction(prefix or "")
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Returns a row per text with the prefix, a row per part of a text that is split, or none
-        for a text without words."""
+        """Returns one row per text, including the prefix.
+
+        A text that is split has one row per part, and a text without words has no rows.
+        """
         self.set_direction(options)
         prefix = options.get("source_prefix")
         encoder = SourceEncoder(
@@ -424,10 +442,10 @@ class Text2Text(GenerationPipeline):
         return super().find_problem(rows) if rows else None
 
     def set_direction(self, options: Options) -> None:
-        """Sets the languages. Only for translation."""
+        """Sets the languages of the model. Only translation pipelines override this method."""
 
     def source_width(self, width: int) -> int | None:
-        """Returns the source width that limits the output, for tasks with such a limit."""
+        """Returns ``width`` if it limits the length of the outputs, and otherwise `None`."""
         return None
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
@@ -439,7 +457,7 @@ class Text2Text(GenerationPipeline):
         return self.generate(inputs, generate_options)
 
     def _decode(self, row: Row, new_ids: Any) -> str:
-        # Marian's tokenizer has two vocabularies and decodes with the source vocabulary by default.
+        # Marian's tokenizer has two vocabularies, and decodes with that of the source by default.
         has_two_vocabularies = hasattr(self.tokenizer, "spm_target")
         decoding = {"use_source_tokenizer": False} if has_two_vocabularies else {}
         ids = np.asarray(new_ids).tolist()
@@ -448,7 +466,10 @@ class Text2Text(GenerationPipeline):
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Decodes the outputs. Those of equal rank for all parts of a text are joined."""
+        """Decodes the outputs.
+
+        If a text was split, the outputs of equal rank for its parts are joined.
+        """
         generate_options = self.generation_options(options)
         end_ids = end_token_ids(self.model, generate_options)
         with_details = options.get("return_details")
@@ -474,7 +495,7 @@ class Text2Text(GenerationPipeline):
         return answers
 
     def format_list(self, answers: list[Any], options: Options) -> list[Any]:
-        """Returns one dictionary per text, if each has exactly one."""
+        """Returns one dictionary per text, or one list per text if texts have several outputs."""
         return (
             [results[0] for results in answers]
             if all(len(results) == 1 for results in answers)
@@ -492,20 +513,20 @@ class Summarization(Text2Text):
 class Translation(Text2Text):
     """Translates a text: ``[{"translation_text": …}]``.
 
-    ``src_lang`` and ``tgt_lang``, or a task name ``translation_xx_to_yy``, choose the languages of
-    a multilingual model. By default a translation has at most slightly more than twice as many
-    tokens as its source: longer ones are almost always repetitions.
+    For a multilingual model, the options ``src_lang`` and ``tgt_lang``, or a task name
+    ``translation_xx_to_yy``, select the languages. By default, a translation may have slightly more
+    than twice as many tokens as its source. Longer outputs are almost always repetitions.
     """
 
     output_key = "translation_text"
     text_columns = ("text", "source")
 
     def source_width(self, width: int) -> int | None:
-        """Returns the width: the length of a translation depends on its source."""
+        """Returns ``width``, because the length of the source limits that of the translation."""
         return width
 
     def set_direction(self, options: Options) -> None:
-        """Sets the language codes, prefix and first token that the model uses."""
+        """Sets the prefix, the first output token and the tokenizer's source language."""
         source, target = options.get("src_lang"), options.get("tgt_lang")
         task_parts = self.task.split("_")
         if source is None and target is None and len(task_parts) == 4:
@@ -515,8 +536,8 @@ class Translation(Text2Text):
         try:
             self.direction = find_direction(config, self.tokenizer, name, source, target, prefix)
         except UsageError:
-            # Models with one language pair may not define the languages, so a task name alone may
-            # fail to match. Explicit options must match.
+            # A model with one language pair may not define its languages. Languages that only come
+            # from the task name are then ignored, but explicit options must match.
             if options.get("src_lang") or options.get("tgt_lang"):
                 raise
             if find_direction(config, self.tokenizer, name, source_prefix="") != Direction(""):

@@ -89,7 +89,7 @@ class ImagePipeline(Pipeline):
         return encoded_inputs
 
     def find_problem(self, rows: Sequence[Row]) -> str | None:
-        """Returns ``None``: the decoder has found all problems."""
+        """Returns `None`, because ``encode`` has already rejected unreadable images."""
         return None
 
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
@@ -107,7 +107,7 @@ class ImagePipeline(Pipeline):
 
 
 def as_image_source(image: Any) -> MediaSource | RejectedInput:
-    """Returns the source of an image, or why the value is none."""
+    """Returns the source of an image, or the reason why the value is not an image."""
     if isinstance(image, Mapping):
         values = (image.get(name) for name in ("image", "bytes", "path"))
         image = next((value for value in values if value is not None), image)
@@ -156,7 +156,7 @@ class ImageClassification(ImagePipeline):
 
 
 class ZeroShotImageClassification(ImagePipeline):
-    """Classifies images into the labels of the call with a model such as CLIP.
+    """Classifies images with a model such as CLIP. The labels are an argument of the call.
 
     Returns ``[{score, label}]`` for all labels, the most probable first.
     """
@@ -222,7 +222,7 @@ class ImageFeatureExtraction(ImagePipeline):
     defaults: ClassVar = {"pool": False, "return_tensors": False, "timeout": None}
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Returns the features that the call asks for."""
+        """Returns the hidden states, or the pooled output with ``pool=True``."""
         outputs = super().run_batch(inputs, options)
         name = "pooled" if options.get("pool") else "features"
         if name not in outputs:

@@ -1,4 +1,4 @@
-"""Line-based input and output: invalid UTF-8, interrupted streams, complete files."""
+"""Reads input line by line, and writes output files that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BadLine(str):
 
     Attributes:
         problem: Description of the invalid bytes.
-        usable: Whether the line is processed nevertheless, for instance with replacement
+        usable: Whether to process the line despite the problem. Its text then has replacement
             characters.
     """
 
@@ -66,8 +66,8 @@ def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[st
     r"""Yields the lines of UTF-8 text as soon as they arrive, without their ends.
 
     Only ``\n`` and ``\r\n`` end a line. Lines with invalid UTF-8 are :class:`BadLine` objects. The
-    descriptor is read without a lock, so that a thread that waits for input does not block the exit
-    of the program.
+    descriptor is read directly, without the lock of a file object. A thread that waits for input
+    thus does not block the exit of the program.
 
     Args:
         descriptor: File descriptor.
@@ -116,13 +116,14 @@ def read_windows(
 ) -> Iterator[list[T]]:
     """Yields ``lines`` in lists of up to ``size``.
 
-    An error of ``lines`` is raised after the lines before it.
+    If the iterator raises an error, the lines before it are yielded first.
 
     Args:
         lines: The lines.
-        size: Maximum lines per list.
-        min_lines: With ``pause``, yield a list when this many lines are available.
-        pause: With ``pause``, a thread reads ahead, and a list is also yielded when no line has
+        size: Maximum number of lines per list.
+        min_lines: With ``pause``, a list is yielded as soon as it has this many lines and no more
+            are available at that time.
+        pause: With ``pause``, a thread reads ahead, and a shorter list is yielded when no line has
             arrived for this many seconds. ``None`` waits for complete lists.
     """
     window: list[T]
@@ -141,12 +142,12 @@ def read_windows(
                 return
             yield window
 
-    # A line is in a tuple, and anything else is the end: an error or None.
+    # Lines are put in the queue as tuples. An error, or None, marks the end of the lines.
     pending: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=2 * size)
     stopped = threading.Event()
 
     def put(item: tuple[T] | BaseException | None) -> None:
-        """Adds to the queue; waits while it is full, unless the reader has stopped."""
+        """Adds an item to the queue. Waits while it is full, until the consumer has stopped."""
         while not stopped.is_set():
             try:
                 return pending.put(item, timeout=0.5)
@@ -198,7 +199,7 @@ def one_line(text: str) -> str:
 class Output:
     """Writes lines to standard output or to a file.
 
-    A file is called ``NAME.part`` until it is complete, and keeps this name if the work is
+    A file has the name ``NAME.part`` until it is complete, and keeps this name if the program is
     interrupted. An existing file NAME is only replaced by a complete file. Pipes and devices are
     written to directly.
 

@@ -36,13 +36,14 @@ logger = logging.getLogger(__name__)
 #: Maximum length if neither the model nor the tokenizer defines one.
 DEFAULT_LENGTH = 2048
 
-#: Tokenizer limits from here on stand for "no limit".
+#: Tokenizer limits of at least this value mean that the tokenizer has no limit.
 UNLIMITED = 10**9
 
-#: Keys for the maximum number of new tokens in the harness's tasks, by precedence.
+#: Names under which tasks of the harness set the maximum number of new tokens, in the order of
+#: precedence.
 MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
-#: Cache key of the harness, context and continuation.
+#: The harness's cache key, the token IDs of the context, and those of the continuation.
 ScoringRequest = tuple[Any, list[int], list[int]]
 
 
@@ -55,14 +56,15 @@ class HfseqLM(TemplateLM):
     Args:
         pretrained: A directory (also of an adapter), a Hub name, or a model. A model requires
             ``tokenizer``.
-        dtype: Precision recipe.
+        dtype: Precision recipe, such as "float32" or "bfloat16".
         batch_size: Rows per batch.
-        max_length: Maximum tokens per row, by default the model's positions. Longer contexts are
-            truncated at the beginning.
+        max_length: Maximum number of tokens of context and continuation. Default: the number of
+            positions of the model. Longer contexts are truncated at the beginning.
         revision: Revision of a Hub repository.
         peft: An adapter to add to the model.
-        tokenizer: The tokenizer, or its location if it is not next to the model.
-        max_gen_toks: Maximum new tokens for tasks that do not define them.
+        tokenizer: The tokenizer, or its directory or Hub name. Default: the tokenizer in
+            ``pretrained``.
+        max_gen_toks: Maximum number of new tokens for tasks that do not set it.
         device: Ignored; the harness passes it.
         max_batch_size: Ignored; the harness passes it.
         disable_tqdm: Whether to hide the progress bars.
@@ -185,10 +187,11 @@ class HfseqLM(TemplateLM):
 
     @functools.cached_property
     def _score(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        """Returns a jitted function for log-probabilities.
+        """The compiled function that scores the continuations in a batch.
 
-        It returns the summed log-probability of the counted targets per row, and whether each of
-        these targets is the most probable token.
+        ``counted`` marks the target tokens that belong to a continuation. For each row, the
+        function returns the sum of their log-probabilities, and whether all of them are the most
+        probable tokens.
         """
 
         def score(
@@ -232,7 +235,7 @@ class HfseqLM(TemplateLM):
                 indices, np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=False
             ):
                 answers[index] = total, all_likeliest
-                if requests[index][0] is not None:  # windows of longer texts have no cache key
+                if requests[index][0] is not None:  # requests of loglikelihood_rolling have no key
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
             bar.update(len(indices))
         bar.close()
@@ -241,9 +244,10 @@ class HfseqLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns the log-probability of each text, read in windows.
+        """Returns the log-probability of each text. Long texts are read in windows.
 
-        Each token is predicted once, and the last window is full, as the harness requires.
+        As in the harness, each token is predicted in exactly one window. The last window also reads
+        the tokens before it, as additional context.
         """
         windows: list[ScoringRequest] = []
         owners: list[int] = []
@@ -309,9 +313,9 @@ class HfseqLM(TemplateLM):
         options: dict[str, Any],
         use_stop_strings: bool = True,
     ) -> list[str]:
-        """Continues ``rows``, and truncates the texts at stop strings.
+        """Continues ``rows``, and truncates the texts at the stop strings ``until``.
 
-        With ``use_stop_strings`` generation itself ends at a stop string.
+        With ``use_stop_strings``, generation also stops at a stop string.
         """
         width = bucket_length(max(map(len, rows)), self.max_length - max_new_tokens)
         ids = np.zeros((len(rows), width), np.int32)
@@ -322,7 +326,8 @@ class HfseqLM(TemplateLM):
         ends = sorted(
             {self.eot_token_id, *np.ravel([] if config_ends is None else config_ends).tolist()}
         )
-        # Differs from the end tokens, to recognize rows that ended with a stop string.
+        # The padding token differs from all end tokens, so that padding without an end token shows
+        # that a row has ended with a stop string.
         pad = next(token for token in range(len(ends) + 1) if token not in ends)
         stop_options: dict[str, Any] = {}
         if until and use_stop_strings:
@@ -351,7 +356,9 @@ class HfseqLM(TemplateLM):
                 and texts[-1] == full_text
             ):
                 stopped_early.append(index)
-        if stopped_early:  # the stop string began in the context, where the harness does not stop
+        # These rows stopped at a string that begins in the context. The harness only searches the
+        # generated text for stop strings, so continue these rows without stopping at them.
+        if stopped_early:
             retried = self._write(
                 [rows[index] for index in stopped_early], max_new_tokens, until, options, False
             )
@@ -360,9 +367,9 @@ class HfseqLM(TemplateLM):
         return texts
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yields the indices of rows of similar length.
+        """Yields the indices of rows of similar length for each batch.
 
-        The longest run first, so that memory fails early.
+        The longest rows come first, so that a lack of memory becomes apparent early.
         """
         order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
         for start in range(0, len(order), self.batch_size):

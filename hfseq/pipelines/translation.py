@@ -22,7 +22,8 @@ LANGUAGE_GROUPS = frozenset(
 #: Maximum number of language pairs in a message.
 MAX_LISTED_PAIRS = 40
 
-#: Where texts may be split, by preference: after sentences, after clauses, between words.
+#: Patterns at which long texts may be split, in the order of preference: after a sentence, after a
+#: clause, between words.
 SPLIT_PATTERNS = (
     re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'»”’)\]]))\s+|(?<=[。！？])\s*"),
     re.compile(r"(?<=[,;:–—])\s+|(?<=[，、；：])\s*"),
@@ -64,8 +65,8 @@ def find_direction(
 ) -> Direction:
     """Returns how a checkpoint translates from one language into another.
 
-    Language codes are those of the checkpoint, and case does not matter. ``fr`` matches ``fr_XX``
-    if this is the only French code. A checkpoint with a single pair does not require languages.
+    The languages are codes of the checkpoint, in upper or lower case. ``fr`` matches ``fr_XX`` if
+    this is the only French code. For a checkpoint with a single pair, the languages can be omitted.
 
     Args:
         config: The configuration of the model.
@@ -73,11 +74,11 @@ def find_direction(
         name: Name of the checkpoint in messages.
         source_lang: Source language.
         target_lang: Target language.
-        source_prefix: Replaces the checkpoint's prefix, also if empty.
+        source_prefix: Prefix that replaces that of the checkpoint. It may be empty.
 
     Raises:
-        UsageError: The checkpoint lacks the languages, or several pairs match. The message lists
-            the pairs.
+        UsageError: The checkpoint does not support the languages, or several of its pairs match.
+            The message lists the pairs.
     """
     pairs = _pairs(config, tokenizer)
     flags = {"--source_lang": source_lang, "--target_lang": target_lang}
@@ -101,7 +102,7 @@ def find_direction(
         )
         return replace(matches[0].direction, **overrides)
     names = [f"{pair.source} -> {pair.target}" if pair.source else pair.target for pair in pairs]
-    if len(names) > MAX_LISTED_PAIRS:  # all combinations exist: list the codes only
+    if len(names) > MAX_LISTED_PAIRS:  # all pairs of codes exist, so list the codes only
         names = sorted({pair.target for pair in pairs})
     omitted = f" and {len(names) - MAX_LISTED_PAIRS} more" if len(names) > MAX_LISTED_PAIRS else ""
     listed = ", ".join(names[:MAX_LISTED_PAIRS]) + omitted
@@ -135,7 +136,8 @@ def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list
     if translating:
         return translating
     source = getattr(tokenizer, "source_lang", None)
-    # Language groups do not define a source. Old group names are upper-case words: ``ROMANCE``.
+    # A language group is not a specific source language. Names of old groups are upper-case words
+    # such as ``ROMANCE``.
     if (
         not isinstance(source, str)
         or source in LANGUAGE_GROUPS
@@ -180,8 +182,8 @@ class EncodedText(NamedTuple):
         parts: Token IDs of each part. Empty for a text without words; several if the text was
             split.
         separators: The text between the parts.
-        warning: Warning about a text that is too long.
-        error: Error about a text that is too long.
+        warning: Warning that the text was too long and was truncated or split.
+        error: Error message if the text is too long.
     """
 
     parts: list[list[int]]
@@ -196,11 +198,11 @@ class SourceEncoder:
     Args:
         tokenizer: The tokenizer.
         model_limit: Number of positions of the model, if it has a limit.
-        max_length: Maximum number of tokens. By default that of the model or, to truncate or split,
-            of the tokenizer.
-        prefix: Text before every text, and before every part of a text that is split.
-        truncation: How to handle longer texts: with ``False`` they are errors, with ``True`` they
-            are truncated, and with "split" they are split into several parts.
+        max_length: Maximum number of tokens. Default: the limit of the model. If the model has no
+            limit, texts are truncated or split at the limit of the tokenizer.
+        prefix: Prefix that is added to every text, and to every part of a text that is split.
+        truncation: How to handle longer texts. ``False`` treats them as errors, ``True`` truncates
+            them, and "split" splits them into several parts.
 
     Raises:
         UsageError: Unknown ``truncation``, or ``max_length`` is below 1.
@@ -235,7 +237,7 @@ class SourceEncoder:
         for text in texts:
             ids = next(tokens) if text.strip() else self._empty
             problem = f"{len(ids)} tokens exceed the limit of {self.limit}"
-            if ids == self._empty:  # all characters are dropped by the tokenizer
+            if ids == self._empty:  # a blank text, or the tokenizer drops all its characters
                 encoded.append(EncodedText([]))
             elif self.limit is None or len(ids) <= self.limit:
                 encoded.append(EncodedText([ids]))
@@ -271,8 +273,8 @@ class SourceEncoder:
     def _ids(self, texts: list[str], **options: Any) -> list[list[int]]:
         if not texts:
             return []
-        # Marian: an error may have left it in target mode.
+        # After an error, Marian's tokenizer may still be in the mode for target texts.
         if hasattr(self.tokenizer, "_switch_to_input_mode"):
             self.tokenizer._switch_to_input_mode()
-        # verbose=True warns about the tokenizer's limit, which may differ from the model's.
+        # With verbose=True, the tokenizer would warn about its own limit instead of the model's.
         return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]

@@ -9,7 +9,7 @@ OPTIMIZERS = (
     *("muon", "nadamw", "novograd", "radam", "rmsprop", "sgd"),
 )
 
-#: Model types by the name of their special tokens in `hfseq.data.tokenizers`.
+#: Model types by the constant in `hfseq.data.tokenizers` that defines their special tokens.
 TOKENIZERS = {
     "ROBERTA": ("roberta", "bart", "roberta-prelayernorm"),
     "GPT2": ("gpt2",),
@@ -56,7 +56,7 @@ def register_optimizers(register: Register) -> None:
 
 @hookimpl
 def register_tokenizers(register: Register) -> None:
-    """Registers the special tokens of the families that tokenizers can be trained for."""
+    """Registers the special tokens of the model types for which tokenizers can be trained."""
     for family, names in TOKENIZERS.items():
         for name in names:
             register(name, f"hfseq.data.tokenizers:{family}")
@@ -64,7 +64,10 @@ def register_tokenizers(register: Register) -> None:
 
 @hookimpl
 def register_attention(register: Register) -> None:
-    """Registers the automatic choice by platform and shape, and its implementations by name."""
+    """Registers the attention implementations, and ``auto``, which selects one automatically.
+
+    The selection depends on the platform and on the shapes.
+    """
     for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash", "splash"):
         register(name, f"hfseq.nn.attention:{name.upper()}")
 

@@ -57,7 +57,7 @@ class RegisterArchitecture(Protocol):
 
 @hookspec
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers architectures: configuration class, a model class per task, and sharding rules."""
+    """Registers architectures: a configuration class, a model class per task, sharding rules."""
 
 
 @hookspec
@@ -69,15 +69,16 @@ def register_objectives(register: Register) -> None:
 def register_optimizers(register: Register) -> None:
     """Registers optimizers.
 
-    A target is called as ``target(learning_rate, arguments, decay_mask)`` with an Optax schedule,
-    the ``TrainingArguments``, and a function that maps parameters to a mask. It returns an
-    ``optax.GradientTransformation``.
+    A target is called as ``target(learning_rate, arguments, decay_mask)`` and returns an
+    ``optax.GradientTransformation``. ``learning_rate`` is an Optax schedule, ``arguments`` are the
+    ``TrainingArguments``, and ``decay_mask`` is a function that maps the parameters to a tree of
+    booleans: whether weight decay applies to each parameter.
     """
 
 
 @hookspec
 def register_tokenizers(register: Register) -> None:
-    """Adds the special tokens of a model family: a ``hfseq.data.tokenizers.TokenizerFamily``."""
+    """Registers the special tokens of a model type as ``hfseq.data.tokenizers.TokenizerFamily``."""
 
 
 @hookspec

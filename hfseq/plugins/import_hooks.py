@@ -18,8 +18,8 @@ else:
 
 logger = logging.getLogger("hfseq")
 
-#: Names that flax 0.12.8 imports from ``jax.experimental.hijax``, but which jax 0.11 removed. Only
-#: Flax's opt-in hijax variables use them, and hfseq does not use those.
+#: Names that flax 0.12.8 imports from ``jax.experimental.hijax``, but which jax 0.11 removed. Flax
+#: only uses these names for its opt-in hijax variables, which hfseq does not use.
 HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
 
 
@@ -27,8 +27,9 @@ HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD
 def prepare_jax() -> None:
     """Makes flax 0.12.8 importable with jax 0.11 and later.
 
-    Missing names in JAX become placeholder classes. Compatible versions are not changed, and JAX is
-    not imported for them. hfseq calls this function before it imports Flax or a plugin.
+    Adds placeholder classes to JAX for the names that are missing. If the installed versions are
+    compatible, this function does nothing and does not import JAX. hfseq calls it before it imports
+    Flax or a plugin.
     """
     if _version("flax") >= (0, 12, 12) or _version("jax") < (0, 11):
         return
@@ -40,7 +41,7 @@ def prepare_jax() -> None:
 
 
 def _version(package: str) -> tuple[int, ...]:
-    """Returns the numbers of the installed version, ``(0,)`` if the package is missing."""
+    """Returns the installed version as a tuple, or ``(0,)`` if the package is not installed."""
     try:
         parts = metadata.version(package).split(".")
     except metadata.PackageNotFoundError:
@@ -55,10 +56,10 @@ def find_and_wrap(
     target: ModuleType | None,
     after_load: Callable[[ModuleType], None],
 ) -> ModuleSpec | None:
-    """Finds a module with other finders, and runs a function after it is loaded.
+    """Finds a module with the other finders, and wraps its loader to call a function afterwards.
 
     Args:
-        calling_finder: The finder that calls this function, which is not queried.
+        calling_finder: The finder that calls this function. It is skipped in the search.
         name: Name of the module, as in ``find_spec``.
         path: Search path, as in ``find_spec``.
         target: Target, as in ``find_spec``.
@@ -79,7 +80,10 @@ def find_and_wrap(
 
 
 class _WrappedLoader(Loader):
-    """Loads a module with another loader, and removes itself from the module."""
+    """Loads a module with its original loader, and then calls a function with the module.
+
+    The module only refers to the original loader afterwards.
+    """
 
     def __init__(self, loader: Loader, after_load: Callable[[ModuleType], None]) -> None:
         self._loader, self._after = loader, after_load

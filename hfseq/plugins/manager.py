@@ -2,9 +2,10 @@
 
 Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), the in-tree families
 (the packages in ``hfseq_plugins``), installed distributions (entry point group ``hfseq``), and
-files that the user names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is in
-``Plugins.errors`` and does not affect the others, but a file of ``--plugin`` must load. An
-architecture of a third-party plugin replaces the in-tree architecture with the same model type.
+files that the user passes (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). If a plugin cannot be
+loaded, its error is stored in ``Plugins.errors`` and the other plugins are loaded. A broken file of
+``--plugin`` raises its error instead. An architecture of a third-party plugin replaces the in-tree
+architecture with the same model type.
 
 Environment variables:
 
@@ -53,7 +54,7 @@ logger = logging.getLogger("hfseq")
 GROUP = "hfseq"
 IN_TREE = "hfseq"  # the origin of the plugins in this repository
 FAMILIES = "hfseq_plugins"
-#: Name of a plugin file that is mentioned in a warning if the user does not name it.
+#: If a file with this name is in the current directory but is not loaded, a warning mentions it.
 PROJECT_FILE = "hfseqfile.py"
 
 
@@ -94,7 +95,10 @@ class PluginInfo:
         return self.origin == IN_TREE
 
     def load(self) -> Any:
-        """Imports the module. A file is imported under its own name unless the name is in use."""
+        """Imports and returns the module.
+
+        A file is imported under its own name, unless another module already has this name.
+        """
         prepare_jax()
         if isinstance(self.source, PluginError):
             raise self.source
@@ -129,9 +133,9 @@ class PluginInfo:
 def discover_plugins() -> Iterator[PluginInfo]:
     """Yields the installed plugins and files that the environment variables select.
 
-    In-tree plugins come first, so that third-party plugins can replace them. An unknown name in
-    ``HFSEQ_PLUGINS``, or a name of several third-party plugins, yields a plugin that fails to load
-    with a message.
+    In-tree plugins come first, so that third-party plugins can replace their architectures. For an
+    unknown name in ``HFSEQ_PLUGINS``, and for a name that several third-party plugins have, the
+    result contains a placeholder, which raises an error with an explanation when it is loaded.
     """
     enabled, disabled = (
         {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
@@ -145,7 +149,7 @@ def discover_plugins() -> Iterator[PluginInfo]:
         origin, version = (
             (entry_point.dist.name, entry_point.dist.version) if entry_point.dist else ("?", None)
         )
-        if origin.lower() != IN_TREE:  # an older installation of hfseq
+        if origin.lower() != IN_TREE:  # skip entry points of an older installation of hfseq
             infos.append(PluginInfo(entry_point.name, origin, version, entry_point))
     for path in plugin_files():
         try:
@@ -174,7 +178,7 @@ def discover_plugins() -> Iterator[PluginInfo]:
     names = {info.name for info in infos}
     for name in sorted(enabled - names):
         message = (
-            f"HFSEQ_PLUGINS names '{name}', which no plugin is called{did_you_mean(name, names)}"
+            f"HFSEQ_PLUGINS names '{name}', but no plugin has this name{did_you_mean(name, names)}"
         )
         yield PluginInfo(name, "HFSEQ_PLUGINS", None, PluginError(message))
 
@@ -222,12 +226,16 @@ class Plugins:
         self.manager.add_hookspecs(hookspecs)
 
     def discover(self) -> None:
-        """Loads all plugins except explicit files."""
+        """Loads all plugins except the files of ``--plugin``."""
         for info in (PluginInfo("core", IN_TREE, __version__, builtin), *discover_plugins()):
             self._add(info)
 
     def add_file(self, path: str | os.PathLike[str]) -> None:
-        """Loads the plugin in a file unless it is loaded. Raises `PluginError` if it is broken."""
+        """Loads the plugin in a file, unless it is already loaded.
+
+        Raises:
+            PluginError: The plugin cannot be loaded.
+        """
         new = PluginInfo.from_file(Path(path))
         present = [info.name for info in self.infos if info.origin == new.origin]
         if not present:
@@ -256,7 +264,9 @@ class Plugins:
         return [answer for answer in answers if answer is not None]
 
     def call_first(self, hook: str, **arguments: Any) -> Any:
-        """Calls a hook of one plugin after the other, the last loaded first, until one returns.
+        """Calls a hook of one plugin after the other until a plugin returns a result.
+
+        Plugins that were loaded later are called first.
 
         Args:
             hook: Name of the hook.
@@ -266,7 +276,8 @@ class Plugins:
             The first result that is not `None`, or `None`.
 
         Raises:
-            HfseqError: A plugin raised it. Such errors are messages for the user.
+            HfseqError: A plugin raised this error. It is not converted, because its message is for
+                the user.
             PluginError: A plugin raised another error, and no other plugin returned a result.
         """
         failure: PluginError | None = None
@@ -328,7 +339,7 @@ class Plugins:
             for registry in REGISTRIES:
                 self._collect(registry, info)
         except BaseException:
-            # Remove partial registrations, which would cause errors later and elsewhere.
+            # Remove the plugin's registrations so far. Used later, they could cause other errors.
             self.manager.unregister(name=info.name)
             for registry in REGISTRIES:
                 getattr(self, registry).discard(info.name)
@@ -404,7 +415,7 @@ class Plugins:
     def _call(
         self, plugin: str, hook: str, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        """Calls an implementation with the arguments in its signature."""
+        """Calls an implementation with those of the arguments that its signature contains."""
         accepted = {name: arguments[name] for name in inspect.signature(function).parameters}
         if os.environ.get("HFSEQ_TRACE_PLUGINS") == "1":
             listing = ", ".join(f"{k}={v!r:.60}" for k, v in accepted.items() if k != "register")
@@ -448,8 +459,8 @@ def _mention_project_file(loaded: Plugins) -> None:
     path = Path(PROJECT_FILE).resolve()
     if path.is_file() and all(info.origin != str(path) for info in loaded.infos):
         logger.warning(
-            "%s in the current directory is not loaded, because its code would run: to load it, "
-            "pass --plugin %s or set HFSEQ_PLUGIN_FILES=%s",
+            "%s in the current directory is not loaded automatically, because that would run its "
+            "code. To load it, pass --plugin %s or set HFSEQ_PLUGIN_FILES=%s",
             *[PROJECT_FILE] * 3,
         )
 
@@ -457,7 +468,8 @@ def _mention_project_file(loaded: Plugins) -> None:
 def load_unless_busy() -> None:
     """Loads the plugins, unless another thread is loading them.
 
-    Waiting for a thread that imports modules could cause a deadlock in an import hook.
+    An import hook calls this function. If it waited for a thread that imports modules, both threads
+    could wait for each other forever.
     """
     if _lock.acquire(blocking=False):
         try:

@@ -105,7 +105,7 @@ class Entry:
     Attributes:
         name: The name.
         plugin: Name of the plugin that registered it.
-        target: The target, which may be a string, or an `ArchitectureSpec`.
+        target: The registered object, a string that refers to it, or an `ArchitectureSpec`.
         replaced: The in-tree entry that this one replaces, or `None`.
     """
 
@@ -177,7 +177,7 @@ class Registry:
         return self[name].resolve()
 
     def names(self, plugin: str | None = None) -> list[str]:
-        """Returns all names, or those of a plugin."""
+        """Returns all names, or only the names that one plugin registered."""
         return [e.name for e in self._entries.values() if plugin in (None, e.plugin)]
 
     def entries(self) -> list[Entry]:
@@ -249,7 +249,7 @@ class ArchitectureSpec:
                 raise PluginError(
                     f"plugin '{self.plugin}': {description} has a head for the unknown task "
                     f"'{task}', "
-                    f"which is not the end of the class name either; "
+                    f"and '{task}' is not the end of the class name; "
                     f"tasks: {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
                 )
             check_target(target, self.plugin, f"{task} of {description}")

@@ -1,12 +1,13 @@
 """Registers the architectures that Transformers lacks with its Auto classes.
 
-After ``import hfseq``, ``AutoConfig`` finds the configuration classes of such architectures, so
-that ``AutoTokenizer`` works for their checkpoints, and ``AutoModel*`` returns their Flax classes.
-Model types of Transformers are unchanged. Without PyTorch, the top-level ``transformers.AutoModel``
-is a dummy; import it from ``transformers.models.auto.modeling_auto`` instead.
+After ``import hfseq``, ``AutoConfig`` finds the configuration classes of such architectures.
+``AutoTokenizer`` then works for their checkpoints, and ``AutoModel*`` returns their Flax classes.
+Model types that Transformers defines are unchanged. Without PyTorch, ``transformers.AutoModel`` is
+a dummy object; import the class from ``transformers.models.auto.modeling_auto`` instead.
 
-The registration uses the public ``register`` functions. It happens when the Auto modules are first
-imported, so that ``import hfseq`` stays fast, and again when more plugins are loaded.
+The registration uses the public ``register`` functions of the Auto classes. It happens when the
+Auto modules are first imported, so that ``import hfseq`` stays fast. Architectures of plugins that
+are loaded later are registered at that time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _AUTO = "transformers.models.auto"
 _CONFIGS, _MODELS = f"{_AUTO}.configuration_auto", f"{_AUTO}.modeling_auto"
 
 
-#: Registered architectures by model type, with the modules whose classes know them.
+#: Registered architectures by model type, with the Auto modules in which they are registered.
 _registered: dict[str, tuple[ArchitectureSpec, list[Any]]] = {}
 
 
@@ -54,7 +55,8 @@ def install() -> None:
 def register_auto_classes() -> None:
     """Imports the Auto classes of Transformers and registers the architectures.
 
-    ``import hfseq`` registers them when a program imports the Auto classes.
+    Programs need not call this function: after ``import hfseq``, the architectures are registered
+    automatically when a program imports the Auto classes.
     """
     for name in (_CONFIGS, _MODELS):
         importlib.import_module(name)
@@ -62,7 +64,7 @@ def register_auto_classes() -> None:
 
 
 def register_architectures(plugins: Plugins) -> None:
-    """Registers architectures whose model type Transformers lacks, as far as it is imported."""
+    """Registers the architectures that Transformers lacks in the Auto modules that are imported."""
     configs, models = _imported(_CONFIGS), _imported(_MODELS)
     if configs is None:
         return
@@ -88,16 +90,16 @@ def register_architectures(plugins: Plugins) -> None:
 
 
 def _imported(name: str) -> ModuleType | None:
-    """Returns a module unless its import has not finished."""
+    """Returns the module if it has been imported completely, and otherwise `None`."""
     module = sys.modules.get(name)
     initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if initializing and name not in _Finder.loaded else module
 
 
 def _load_and_register() -> None:
-    """Loads the plugins, which registers their architectures.
+    """Loads the plugins and registers their architectures.
 
-    If another thread is loading them, it registers them.
+    If another thread is already loading the plugins, that thread also registers the architectures.
     """
     from hfseq.plugins import manager
 
@@ -141,9 +143,9 @@ class _LazyClass(type):
 
 
 class _Finder:
-    """Import hook that registers the architectures after the Auto modules have been imported.
+    """Import hook that registers the architectures after an Auto module has been imported.
 
-    It removes itself once both have been.
+    The hook removes itself when both Auto modules have been imported.
     """
 
     loaded: ClassVar[set[str]] = set()

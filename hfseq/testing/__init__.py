@@ -9,8 +9,8 @@
 
 Each check is a small function in :mod:`hfseq.testing.checks` (JAX only) or
 :mod:`hfseq.testing.torch` and :mod:`hfseq.testing.fresh` (comparison with the PyTorch class of the
-same name). All checks run for every registered head, and one error lists all failures. The
-configuration must be tiny, because each head is compiled about fifteen times.
+same name). All checks run for every registered task head, and one error lists all failures. The
+configuration must be tiny, because the model with each head is compiled about fifteen times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class NotRunWarning(UserWarning):
-    """Some applicable checks did not run, because PyTorch or devices are missing."""
+    """Some checks that apply to the model could not run.
+
+    The reason is that PyTorch is not installed or that there are too few devices.
+    """
 
 
 def check_architecture(
@@ -55,26 +58,32 @@ def check_architecture(
 
     Args:
         name: Name of the registered architecture.
-        config: A tiny configuration (vocabulary of at least 16, 16 positions, plus reserved tokens
-            and positions of the family), or several, as a list or by label.
-        heads: The tasks to check (``"ForMaskedLM"``). The default is all.
-        checks: Names of the checks to run. The default is all. Each of them must run on at least
-            one head.
-        overrides: Configuration attributes by task, such as ``{"ForCausalLM": {"is_decoder":
-            True}}``. This is the default if the configuration has that attribute. The decoder of an
-            encoder-decoder is checked with cross-attention.
-        torch: Whether to compare with PyTorch.
-        skip: Checks to skip, and the reasons.
-        zero_gradients: Patterns of the paths of parameters whose gradient is expected to be zero.
-        tolerance: Tolerance of the comparisons with PyTorch, relative to ``max(1, max|b|)``.
-        inputs: Additional inputs of the model for a batch of eight rows.
+        config: A tiny configuration, or several of them as a list or as a dict with labels for the
+            report. It needs a vocabulary of at least 16 tokens and at least 16 positions. If the
+            family reserves tokens or positions, it needs as many more.
+        heads: The tasks whose heads are checked, such as ``"ForMaskedLM"``. The default is all
+            tasks.
+        checks: Names of the checks to run. The default is all checks. Each requested check must run
+            on at least one head.
+        overrides: Maps tasks to configuration attributes that are set for this task. For
+            configurations with the attribute ``is_decoder``, the default is ``{"ForCausalLM":
+            {"is_decoder": True}}``. For configurations of encoder-decoders, the default also sets
+            ``is_encoder_decoder`` to False and ``add_cross_attention`` to True for this task, so
+            that the decoder is checked without the encoder.
+        torch: Whether to run the checks that compare with PyTorch.
+        skip: Checks to skip. Maps the name of a check to the reason why it is skipped.
+        zero_gradients: Regular expressions for the paths of parameters whose gradient is expected
+            to be zero.
+        tolerance: Tolerance of the comparisons with PyTorch. The error is
+            ``max|a - b| / max(1, max|b|)``, where ``b`` is PyTorch's result.
+        inputs: Additional model inputs by name, for a batch of eight examples.
 
     Returns:
-        A :class:`Report` that lists the checks that passed or did not run, with the reasons.
+        A :class:`Report` of the checks that passed, were skipped or could not run, with reasons.
 
     Raises:
         AssertionError: Checks failed, a requested check did not run, or no check ran.
-        UsageError: A name is unknown.
+        UsageError: The architecture, a task or a check does not exist.
     """
     from transformers import PreTrainedConfig
 
@@ -145,9 +154,9 @@ def check_architecture(
 
 
 def _unmoved_fields(configs: list[PreTrainedConfig]) -> list[str]:
-    """Returns the fields of the configuration class that no configuration moves from its default.
+    """Returns the configuration fields that have their default value in all `configs`.
 
-    Fields that every configuration has are left out.
+    Fields that ``PreTrainedConfig`` defines for every model are not included.
     """
     from transformers import PreTrainedConfig
 

@@ -1,4 +1,4 @@
-"""One head under test: its inputs, outputs and gradients, and the comparison of results."""
+"""One task head under test: its inputs, outputs and gradients, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ Params = Mapping[str, Any]
 ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
 
 
-#: Ends of the names of outputs that are not compared.
+#: Outputs whose names end with one of these suffixes are not compared.
 NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")
-#: A sum over tokens that is added to the loss. PyTorch's classes return a mean, as `aux_loss`.
+#: Name of the output that training adds to the loss, such as the load-balancing loss of experts. It
+#: is a sum over tokens. PyTorch's classes return a mean over tokens, `aux_loss`.
 AUXILIARY_LOSS = "auxiliary_loss"
-#: Adding a constant to all scores of a query has no effect, so the gradient of a key bias is zero.
-#: The bias of the logits is a buffer in PyTorch, which is not trained.
+#: Regular expressions for the paths of parameters whose gradient is zero. The bias of a key
+#: projection adds the same constant to all attention scores of a query, which does not change the
+#: softmax. The bias of the logits is a buffer in PyTorch and not trained.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
 
 
@@ -62,15 +64,15 @@ TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_id
 
 @dataclasses.dataclass
 class Report:
-    """The results of :func:`check_architecture`. ``print`` shows them.
+    """The results of :func:`check_architecture`. Print a report to see a summary.
 
     Attributes:
-        passed: Names of the checks that passed (``"FlaxBertModel.eager"``).
-        skipped: Checks that do not apply or that the caller skipped, and the reasons.
-        not_run: Checks that apply but cannot run here, because PyTorch or devices are missing, and
-            the reasons.
-        failed: Checks that failed, and the errors.
-        unmoved: Fields of the configuration that have their default in all tested configurations.
+        passed: Names of the checks that passed, such as ``"FlaxBertModel.eager"``.
+        skipped: The reason for each check that does not apply or that the caller skipped.
+        not_run: The reason for each check that applies but cannot run here: PyTorch is not
+            installed, or there are too few devices.
+        failed: The error of each check that failed.
+        unmoved: Configuration fields that have their default value in all tested configurations.
     """
 
     passed: list[str] = dataclasses.field(default_factory=list)
@@ -83,9 +85,9 @@ class Report:
         """Runs a check and records the result.
 
         Args:
-            check: The check.
-            name: Its name in the report.
-            case: The head under test.
+            check: The function of the check.
+            name: The name of the check in the report.
+            case: The task head under test.
             skip: The reason to skip the check, if any.
         """
         started, result = time.perf_counter(), "failed"
@@ -116,25 +118,29 @@ class Report:
             for check, reason in group.items()
         ]
         if self.unmoved:
-            lines.append(f"at their defaults in all configurations: {', '.join(self.unmoved)}")
+            lines.append(
+                "configuration fields with their defaults in all configurations: "
+                f"{', '.join(self.unmoved)}"
+            )
         return "\n".join(lines)
 
 
 @dataclasses.dataclass
 class Case:
-    """One head under test with the values that the checks share.
+    """One task head under test with the values that the checks share.
 
     Attributes:
-        task: Task of the head.
+        task: Task of the head, such as ``"ForMaskedLM"``.
         cls: The model class.
         config: The configuration.
         folder: A temporary directory.
         spec: The registered architecture.
-        zero_gradients: Patterns of paths of parameters whose gradient is zero.
+        zero_gradients: Regular expressions for the paths of parameters whose gradient is expected
+            to be zero.
         tolerance: Tolerance of the comparisons with PyTorch.
-        shared: Objects that checks share.
+        shared: Objects that one check creates and other checks reuse, such as the PyTorch model.
         extra_inputs: Additional inputs of the model.
-        compare_torch: Whether the checks with PyTorch are requested.
+        compare_torch: Whether the checks that compare with PyTorch are requested.
     """
 
     task: str
@@ -150,7 +156,7 @@ class Case:
 
     @property
     def has_torch_class(self) -> bool:
-        """Whether the results are compared with a PyTorch class."""
+        """Whether results can be compared with a PyTorch class of Transformers."""
         import transformers
 
         name = self.model.torch_class_name()
@@ -172,8 +178,8 @@ class Case:
     def gradient_tolerance(self) -> float:
         """The tolerance of gradients, which are sums over all positions of the batch.
 
-        The rounding error of a sum of n terms grows like the square root of n. The tolerance is
-        multiplied by half of that.
+        The rounding error of a sum of n terms grows like ``sqrt(n)``, so :attr:`tolerance` is
+        multiplied by ``sqrt(n) / 2``.
         """
         sizes = [np.prod(value.shape[:2]) for value in self.inputs.values() if value.ndim > 1]
         terms = max(sizes, default=ROWS)
@@ -183,24 +189,29 @@ class Case:
 
     @property
     def params(self) -> Params:
-        """The parameters without collections."""
+        """The parameters without other collections, such as batch statistics."""
         return self.model.split_collections(self.model.params)[0]
 
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
-        """The sides that have token inputs: encoder and decoder, one of them, or none."""
+        """The input names of the encoder and the decoder, as far as they exist and read tokens."""
         source = (SOURCE,) if self.model.has_input(SOURCE.ids) else ()
         both = getattr(self.config, "is_encoder_decoder", False)
         return (*source, TARGET) if both and self.model.accepts(TARGET.ids) else source
 
     @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
-        """Eight rows. The second row (of the decoder the third) is padded on the right."""
+        """The model inputs by name: a batch of eight examples.
+
+        The second example is padded on the right. If the decoder inputs have another length than
+        the encoder inputs, the third example of the decoder inputs is padded instead.
+        """
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()
         shapes = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if SOURCE in self.sides else {}
         if TARGET in self.sides:
-            # The label is read at the end of the source, at the same index of the target.
+            # The task head classifies the decoder's hidden state at the index of the source's EOS
+            # token, so source and target have the same length and padding.
             alike = self.task == "ForSequenceClassification"
             shapes[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
         inputs: dict[str, np.ndarray] = {}
@@ -234,7 +245,10 @@ class Case:
         return {"input_values": values * mask.astype(np.float32), "attention_mask": mask}
 
     def apply_padding_and_eos(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Inserts padding where ``mask`` is 0, and the EOS token at the end of the source."""
+        """Returns ``ids`` with padding where ``mask`` is 0.
+
+        The last token of an encoder-decoder's source is replaced by the EOS token.
+        """
         pad = getattr(self.model.text_config, "pad_token_id", None) or 0
         ids = np.where(mask == 1, ids, pad).astype(np.int32)
         end = getattr(self.config, "eos_token_id", None)
@@ -243,7 +257,10 @@ class Case:
         return ids
 
     def variant(self, **options: Any) -> Any:
-        """Returns a model with the same collections and other options, without parameters."""
+        """Returns a model without parameters that is created with other options.
+
+        The model has the same collections, such as batch statistics, as :attr:`model`.
+        """
         model = self.cls(self.config, _do_init=False, **options)
         if model.extra_shape_tree:
             same = model.stacked_prefixes == self.model.stacked_prefixes
@@ -262,7 +279,10 @@ class Case:
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """A cotangent per output. The loss of gradient checks is the sum of their products."""
+        """Random weights for each output.
+
+        The loss of the gradient checks is the sum of all outputs multiplied by these weights.
+        """
         random = np.random.default_rng(2)
         return {
             name: self.zero_padding(name, random.normal(size=value.shape).astype(np.float32))
@@ -277,11 +297,11 @@ class Case:
         return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
 
     def side(self, name: str) -> Side:
-        """Returns the side whose tokens an output describes."""
+        """Returns the input names of the encoder or decoder that computes an output."""
         return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
 
     def reads_tokens(self, name: str) -> bool:
-        """Returns whether an output belongs to a part of the model with token inputs."""
+        """Returns whether the submodel that computes an output has token inputs."""
         if name.startswith("encoder_"):
             return SOURCE in self.sides
         return bool(self.sides) and not name.startswith("vision_")
@@ -306,11 +326,11 @@ class Case:
         dropout: bool = True,
         excluded: Iterable[str] = (),
     ) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
-        """Returns outputs and gradients of a training step.
+        """Returns the outputs of a training step by name, and the gradients by parameter path.
 
         Args:
             model: The model.
-            params: Its parameters.
+            params: The parameters of the model.
             inputs: The inputs. The default is :attr:`inputs`.
             dropout: Whether to apply dropout.
             excluded: Names of outputs that are not part of the loss.
@@ -340,7 +360,11 @@ class Case:
 
 
 def comparable_outputs(output: Any) -> dict[str, jax.Array]:
-    """Returns the outputs to compare by name. Of a part it is the ``last_hidden_state``."""
+    """Returns the outputs to compare, by name.
+
+    If an output is the output object of a submodel, such as ``text_model_output``, its
+    ``last_hidden_state`` is compared.
+    """
     outputs = {}
     for name, value in output.items():
         if isinstance(value, FlaxModelOutput):
@@ -376,7 +400,10 @@ def param_leaves(model: Any) -> dict[trees.Path, np.ndarray]:
 
 
 def relative_error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
-    """Returns ``max|a - b| / max(1, max|b|)``, or infinity for different shapes or NaN."""
+    """Returns ``max|a - b| / max(1, max|b|)``, where a is ``ours`` and b is ``theirs``.
+
+    The error is infinite if the shapes differ or a value is not finite.
+    """
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
@@ -390,16 +417,16 @@ def assert_close(
     label: str,
     rounding: float = 0.0,
 ) -> None:
-    """Asserts that two dicts of arrays agree. The message lists all entries that differ, in order.
+    """Asserts that two dicts of arrays agree. The message lists all entries that differ.
 
     Args:
         ours: Arrays of hfseq.
         theirs: Expected arrays with the same keys.
-        tolerance: Maximum relative error. 0 requires equal bits and dtypes.
+        tolerance: Maximum :func:`relative_error`. 0 requires equal bits and dtypes.
         label: Description of the comparison.
-        rounding: Additional allowed error as a fraction of the largest value of all entries. An
-            entry that is a sum of large terms that cancel, such as the gradient of a key bias, has
-            the rounding errors of these terms.
+        rounding: Absolute error that is allowed in any case, as a fraction of the largest value of
+            all entries. In some entries, such as the gradient of a key projection's bias, large
+            terms cancel each other. The error of such an entry is the rounding error of its terms.
 
     Raises:
         AssertionError: Keys or values differ.

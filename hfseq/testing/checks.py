@@ -1,7 +1,8 @@
 """The checks of :func:`hfseq.testing.check_architecture` that need only JAX.
 
-Each check accepts a :class:`hfseq.testing.case.Case` and raises an AssertionError if it fails, or
-Skipped if it does not apply.
+Each check accepts a :class:`hfseq.testing.case.Case`. Its docstring states the requirement. A check
+raises an AssertionError if it fails, Skipped if it does not apply to the model, and NotRun if it
+cannot run here.
 """
 
 from __future__ import annotations
@@ -39,15 +40,21 @@ from hfseq.testing.case import (
 
 Cache = dict[str, Any]
 Step = Callable[..., Any]
-MAX_TESTED_LENGTH = 256  # tokens per row; configurations under test should not have longer tables
+# Maximum length in tokens that `long_rows` tests. Configurations under test should be shorter.
+MAX_TESTED_LENGTH = 256
 
 
 def shapes(case: Case) -> None:
-    """Outputs begin with the batch axis or are scalars, and shapes do not need parameters."""
+    """Outputs are finite, and each output is a scalar or has the batch as its first axis.
+
+    ``jax.eval_shape`` and a model without parameters give the same shapes.
+    """
     expected = jax.eval_shape(case.forward, case.params, case.inputs)
     assert case.outputs, "the model returns nothing to compare"
     for name, value in case.outputs.items():
-        assert value.shape == expected[name].shape, f"{name}: {value.shape}, {expected[name].shape}"
+        assert value.shape == expected[name].shape, (
+            f"{name} has shape {value.shape}, but jax.eval_shape returns {expected[name].shape}"
+        )
         assert value.shape[:1] in ((), (ROWS,)), f"{name} has shape {value.shape} for {ROWS} rows"
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
@@ -57,7 +64,7 @@ def shapes(case: Case) -> None:
 
 
 def eager(case: Case) -> None:
-    """The model returns the same without ``jax.jit``."""
+    """The model returns the same outputs without ``jax.jit``."""
     outputs = to_numpy(comparable_outputs(case.model(**case.inputs)))
     assert_close(outputs, case.outputs, 1e-5, "eager against jit")
 
@@ -75,7 +82,10 @@ def gradients(case: Case) -> None:
 
 
 def save_and_load(case: Case) -> None:
-    """Saving and loading preserves every leaf: one file, shards, legacy msgpack."""
+    """Saving and loading preserves every parameter bit for bit.
+
+    The formats are a single file, shards and legacy msgpack.
+    """
     save_options: dict[str, dict[str, Any]] = {
         "single": {},
         "sharded": {"max_shard_size": "20kB"},
@@ -86,17 +96,19 @@ def save_and_load(case: Case) -> None:
         case.model.save_pretrained(case.folder / name, **options)
         loaded = case.cls.from_pretrained(case.folder / name)
         assert_close(param_leaves(loaded), saved_params, 0, f"saved as {name} and loaded again")
-        # Files also have keys of Transformers 4, some of which a configuration class may keep.
+        # Saved files also have the keys of Transformers 4, and some configuration classes keep
+        # them. Add them on both sides so that they do not count as a difference.
         read, saved = (add_legacy_keys(c.to_dict()) for c in (loaded.config, case.model.config))
         assert read == saved, "the configuration changed"
 
 
 def scan_layers(case: Case) -> None:
-    """Scanned layers return the same bits as the loop, including dropout, and equal gradients.
+    """Scanning the layers gives the same results as a loop over the layers.
 
-    Gradients are equal up to rounding. The compiler keeps some values and recomputes others, and it
-    selects them differently in a loop and in a scan. Gradient checkpointing leaves it the least
-    choice.
+    Outputs are bit-identical, including dropout, and gradients are equal up to rounding. The
+    compiler stores some intermediate values for the backward pass and recomputes others, and it may
+    store other values in a scan than in a loop. The check uses gradient checkpointing, because the
+    compiler then has the least choice.
     """
     try:
         if not case.variant(scan_layers=True).stacked_prefixes:
@@ -119,7 +131,7 @@ def scan_layers(case: Case) -> None:
 
 
 def _first_different_layer(case: Case, scanned: Any) -> str:
-    """Describes the first layer whose output differs if the layers are scanned."""
+    """Describes the first layer whose output differs between scan and loop."""
 
     def states(model: Any, params: Params) -> dict[str, Any]:
         options = {"train": True, "dropout_rng": jax.random.key(3), "output_hidden_states": True}
@@ -136,7 +148,7 @@ def _first_different_layer(case: Case, scanned: Any) -> str:
                     f"the output of layer {number - 1}" if number else "the input of layer 0"
                 )
                 return f"{name}: {description} is the first to differ"
-    return "the hidden states of all layers agree, so the head differs"
+    return "the hidden states of all layers agree, so the task head differs"
 
 
 def gradient_checkpointing(case: Case) -> None:
@@ -159,8 +171,9 @@ def bfloat16_outputs(case: Case) -> dict[str, jax.Array]:
 def bfloat16(case: Case) -> None:
     """Outputs of a bfloat16 model are bfloat16 and close to those in float32.
 
-    An auxiliary loss may be float32, as a loss should be. `torch_bfloat16` replaces the comparison
-    with float32 where PyTorch has the model, because rounding may select other experts.
+    An auxiliary loss may be float32. If PyTorch has the model, this check does not compare the
+    values, because rounding may select other experts. The check `torch_bfloat16` then compares the
+    errors with PyTorch's errors.
     """
     outputs = bfloat16_outputs(case)
     wrong = [
@@ -201,7 +214,8 @@ def padding(case: Case) -> None:
 
 def packing(case: Case) -> None:
     """Documents packed into one row give the same results as separate rows."""
-    # As in training, a call with **kwargs is assumed to accept all inputs of the objectives.
+    # A model whose __call__ has **kwargs is assumed to accept segment IDs. The training loop makes
+    # the same assumption.
     if not case.sides:
         raise Skipped("the model reads no tokens")
     refused = [side.segments for side in case.sides if not case.model.accepts(side.segments)]
@@ -215,7 +229,7 @@ def packing(case: Case) -> None:
     rows, documents, slices = dict(other_inputs), [dict(other_inputs), dict(other_inputs)], {}
     for side in case.sides:  # two documents per row, and each of them padded
         ids = np.array(case.inputs[side.ids])
-        ids[1:3] = ids[3:5, ::-1]  # padded rows
+        ids[1:3] = ids[3:5, ::-1]  # replace the rows that contain padding
         cut = round(0.6 * ids.shape[1])
         segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
         rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
@@ -236,7 +250,7 @@ def packing(case: Case) -> None:
 
 
 def devices(case: Case) -> None:
-    """Eight devices with sharded parameters give the results of one device."""
+    """Eight devices with sharded parameters give the outputs and gradients of one device."""
     if jax.device_count() < 8:
         raise NotRun(
             "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 "
@@ -260,7 +274,7 @@ def devices(case: Case) -> None:
     assert_close(gradient, case.gradients, case.gradient_tolerance, label)
 
 
-#: Number of tokens that are decoded at once, before the others one by one.
+#: Number of tokens that `cached_decoding` decodes in one call. The others are decoded one by one.
 PROMPT_LENGTH = 5
 
 
@@ -287,7 +301,7 @@ def cached_decoding(case: Case) -> None:
         parts.append(to_numpy(outputs))
     names = [name for name in full if case.is_per_token(name) and name in parts[0]]
     if not names:
-        raise Skipped("decode() has no head to compare")
+        raise Skipped("decode() returns none of the outputs to compare")
     ours = {name: np.concatenate([part[name] for part in parts], 1) for name in names}
     assert_close(
         {name: case.zero_padding(name, value) for name, value in ours.items()},
@@ -298,7 +312,12 @@ def cached_decoding(case: Case) -> None:
 
 
 def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[dict, Cache, Step]:
-    """Returns a decoder's full outputs, an empty cache, and its step function."""
+    """Prepares `cached_decoding` for a model with one input sequence.
+
+    Returns:
+        The outputs of the full forward pass, an empty cache, and a function that decodes the next
+        tokens with a cache.
+    """
     model, mask = case.model, case.inputs["attention_mask"]
     try:
         cache = model.init_cache(ROWS, LENGTH)
@@ -308,7 +327,7 @@ def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[d
     encoder_inputs = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
 
     def position_inputs(positions: jax.Array | np.ndarray) -> dict[str, Any]:
-        # The state contains the position, and the mask covers only new tokens
+        # A cache of fixed size contains the position, and the mask covers only the new tokens.
         if model.fixed_state:
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
         inputs = {"position_ids": positions} if model.accepts("position_ids") else {}
@@ -330,7 +349,12 @@ def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[d
 def _source_and_target(
     case: Case, ids: np.ndarray, positions: np.ndarray
 ) -> tuple[dict, Cache, Step]:
-    """Returns full outputs, a cache with the encoder's keys and values, and a step function."""
+    """Prepares `cached_decoding` for an encoder-decoder.
+
+    Returns:
+        The outputs of the full forward pass, a cache that contains the keys and values of the
+        encoder, and a function that decodes the next tokens with a cache.
+    """
     model, mask = case.model, case.source.get("attention_mask")
 
     @jit
@@ -356,13 +380,17 @@ def _source_and_target(
     return case.outputs, cache, step
 
 
-#: Length of the prompts of `generation`, and number of tokens at the padded end of a prompt. The
-#: length is not a bucket of `generate`, so that there are unused columns.
+#: Constants of the check `generation`: the length of the prompts including padding, the number of
+#: padding tokens, and the number of tokens to generate. `generate` pads prompts to one of a few
+#: lengths. 7 is not one of them, so this padding is tested too.
 GENERATION_PROMPT_LENGTH, PADDED_TOKENS, NEW_TOKENS = 7, 2, 4
 
 
 def prompts(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Returns three prompts and their masks: not padded, padded on the left, on the right."""
+    """Returns the token IDs of three prompts and their attention masks.
+
+    The first prompt has no padding, the second is padded on the left, the third on the right.
+    """
     shape = (3, GENERATION_PROMPT_LENGTH)
     ids, mask = case.inputs["input_ids"][3:6, : shape[1]], np.ones(shape, np.int32)
     mask[1, :PADDED_TOKENS] = mask[2, -PADDED_TOKENS:] = 0
@@ -378,7 +406,10 @@ def generated_tokens(case: Case, ids: np.ndarray, **inputs: np.ndarray) -> np.nd
 
 
 def generation(case: Case) -> None:
-    """Greedy search returns the tokens of full forward passes, for padding on each side."""
+    """Greedy search generates the tokens that full forward passes predict.
+
+    The prompts have no padding, padding on the left or padding on the right.
+    """
     if not case.model.can_generate():
         raise Skipped("the model does not generate")
     if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
@@ -391,25 +422,29 @@ def generation(case: Case) -> None:
     for name, row, row_mask, tokens in zip(names, ids, mask, real, strict=True):
         text = row[row_mask == 1].tolist()
         expected: list[int] = []
-        for _ in range(NEW_TOKENS):  # one shape, and thus one program
+        for _ in range(NEW_TOKENS):  # inputs of one shape, so that one program is compiled
             known = np.array([*text, *expected])
             inputs = {"input_ids": np.zeros((1, LENGTH), np.int32)}
             inputs["input_ids"][0, : len(known)] = known
             inputs["attention_mask"] = (np.arange(LENGTH) < len(known)).astype(np.int32)[None]
-            # As generate() counts them. RoBERTa's own positions begin after that of padding.
+            # generate() counts positions from 0. Without position_ids, RoBERTa would start after
+            # the position of padding.
             if case.model.accepts("position_ids"):
                 inputs["position_ids"] = np.arange(LENGTH, dtype=np.int32)[None]
             logits = np.array(case.forward(case.model.params, inputs)["logits"])
             logits[..., ends] = -np.inf
             expected.append(int(logits[0, len(known) - 1].argmax()))
         assert tokens.tolist() == expected, (
-            f"generate() continues a prompt that is {name} with {tokens.tolist()}, and full "
+            f"generate() continues a prompt that is {name} with {tokens.tolist()}, but full "
             f"forward passes give {expected}"
         )
 
 
 def long_rows(case: Case) -> None:
-    """Rows of the maximum length give finite outputs. Longer rows do too, or raise a UsageError."""
+    """Sequences of the maximum length give finite outputs.
+
+    Longer sequences give finite outputs or raise a UsageError.
+    """
     limit = case.model.max_length() if case.sides else None
     if limit is None or limit > MAX_TESTED_LENGTH:
         raise Skipped(
@@ -429,8 +464,8 @@ def long_rows(case: Case) -> None:
         bad = [name for name, value in outputs.items() if not np.isfinite(value).all()]
         assert not bad, (
             f"{', '.join(bad)} of rows of {length} tokens are not finite: set position_table to "
-            "the attribute of the configuration that sizes the position table, and return from "
-            "max_length() how many of its rows can be used for tokens"
+            "the name of the configuration attribute with the number of position embeddings, and "
+            "let max_length() return how many of them tokens can use"
         )
 
 

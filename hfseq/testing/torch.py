@@ -1,6 +1,8 @@
-"""The checks of :func:`hfseq.testing.check_architecture` that compare with PyTorch's class.
+"""The checks of :func:`hfseq.testing.check_architecture` that compare with a PyTorch class.
 
-Only this module imports PyTorch. Without PyTorch, or without such a class, the checks are skipped.
+The docstring of a check states the requirement. Functions import PyTorch when they need it.
+The checks are skipped if Transformers has no PyTorch class with the name of the model class, and
+are reported as not run if PyTorch cannot be imported.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, Slot, WeightMap, torch_axes
+from hfseq.errors import first_line
 from hfseq.nn import trees
 from hfseq.testing.case import (
     AUXILIARY_LOSS,
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-# In the order of computation.
+# Names of outputs that contain hidden states, in the order in which a model computes them.
 HIDDEN_STATES = (
     *("encoder_hidden_states", "hidden_states", "decoder_hidden_states"),
     *("text_model_output.hidden_states", "vision_model_output.hidden_states"),
@@ -44,7 +47,12 @@ HIDDEN_STATES = (
 
 
 def torch_model(case: Case) -> PreTrainedModel:
-    """Saves the model and loads it with PyTorch, with eager attention, in evaluation mode."""
+    """Saves the model and loads it with PyTorch, with eager attention, in evaluation mode.
+
+    Raises:
+        Skipped: Transformers has no corresponding PyTorch class.
+        NotRun: PyTorch is not installed.
+    """
     if "torch" in case.shared:
         return case.shared["torch"]
     import transformers
@@ -55,8 +63,10 @@ def torch_model(case: Case) -> PreTrainedModel:
         raise Skipped(f"transformers has no PyTorch class {name}")
     try:
         import torch  # noqa: F401
-    except ImportError:
-        raise NotRun("PyTorch is not installed") from None
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise NotRun("PyTorch is not installed") from None
+        raise NotRun(f"the import of PyTorch fails: {first_line(error)}") from None
     case.model.save_pretrained(case.folder / "torch")
     model, info = torch_class.from_pretrained(
         case.folder / "torch", attn_implementation="eager", output_loading_info=True
@@ -76,7 +86,11 @@ def torch_model(case: Case) -> PreTrainedModel:
 
 
 def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.nn.Parameter]]:
-    """Returns PyTorch's parameters. A tied one has its first name that is not an alias in hfseq."""
+    """Returns each parameter of a PyTorch model once, with its name.
+
+    A tied parameter has several names. The result contains the first name that is not an alias in
+    hfseq.
+    """
     aliases = case.model.weight_map.aliases
     parameters: dict[int, tuple[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -86,12 +100,15 @@ def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.
 
 
 def joined_slots(names: WeightMap) -> list[Slot]:
-    """Returns the slots of the parts of joined parameters."""
+    """Returns the slots of parameters that consist of several stored tensors, such as experts.
+
+    There is one slot for each stored tensor.
+    """
     return [slot for slot in names.slots if slot.part]
 
 
 def torch_loads_it(case: Case) -> None:
-    """PyTorch loads exactly the tensors that hfseq saved, and the round trip preserves them."""
+    """PyTorch loads exactly the tensors that hfseq saved, and saves them without changes."""
     model = torch_model(case)
     saved_params = param_leaves(case.model)
     save_options: dict[str, dict[str, Any]] = {"single": {}, "sharded": {"max_shard_size": "20KB"}}
@@ -103,14 +120,17 @@ def torch_loads_it(case: Case) -> None:
 
 
 def torch_tree(case: Case) -> None:
-    """Paths and shapes follow from the PyTorch names by the naming rule (the v4 tree).
+    """Parameter paths and shapes follow from PyTorch's names and shapes, as in Transformers 4.
 
-    Names that templates do not map must equal PyTorch's names.
+    A path has the same components as PyTorch's name, except for the last one. The ``weight`` of a
+    linear layer is a transposed ``kernel``, the ``weight`` of a norm is a ``scale``, and the
+    ``weight`` of an embedding is an ``embedding``. If the class defines weight templates, they map
+    the names first.
     """
     model = torch_model(case)
     names, shapes = case.model.file_map, case.model.file_map.shapes
     ours = {names.torch_name(path): path for path in shapes}
-    # PyTorch's parameters and saved buffers, without aliases.
+    # PyTorch's parameters and the buffers that it saves, without aliases.
     saved, buffers = model.state_dict().keys(), model.named_buffers()
     unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
     ignored = (*names.ignored, *unsaved)
@@ -130,7 +150,7 @@ def torch_tree(case: Case) -> None:
     for name in ours.keys() & theirs.keys():
         path, (torch_name, value) = ours[name], theirs[name]
         shape, (owner, _, leaf) = tuple(value.shape), torch_name.rpartition(".")
-        # Some norms keep PyTorch's name, as in Transformers 4.
+        # Some norms keep the name `weight`, as in Transformers 4.
         if leaf == "weight" != path[-1]:
             class_name = type(model.get_submodule(owner)).__name__
             norm = "scale" if "Norm" in class_name else "kernel"
@@ -142,8 +162,8 @@ def torch_tree(case: Case) -> None:
             wrong.append(f"{trees.join(path)} has shape {shapes[path]}, PyTorch's is {shape}")
     missing, surplus = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
     assert not missing and not surplus and not wrong, (
-        f"names of PyTorch that hfseq lacks: {missing}; names that PyTorch lacks: {surplus}; "
-        f"wrong: {sorted(wrong)}"
+        f"PyTorch's names that hfseq lacks: {missing}; hfseq's names that PyTorch lacks: "
+        f"{surplus}; wrong paths or shapes: {sorted(wrong)}"
     )
 
 
@@ -166,7 +186,7 @@ def torch_outputs(
     names: Iterable[str],
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns PyTorch's outputs of these names in float32, with zeros at padding."""
+    """Returns the requested outputs of the PyTorch model in float32, with zeros at padding."""
     import torch
 
     with torch.no_grad():
@@ -179,7 +199,10 @@ def torch_outputs(
 
 
 def torch_parity(case: Case) -> None:
-    """Outputs and all gradients equal PyTorch's. The report names the first ones that differ."""
+    """Outputs and all gradients equal PyTorch's.
+
+    If they do not, the error names the first hidden state and the first gradient that differ.
+    """
     model = torch_model(case)
     output = model(**torch_inputs(case), output_hidden_states=True)
     # PyTorch's classes define auxiliary losses differently.
@@ -200,7 +223,7 @@ def torch_parity(case: Case) -> None:
     ]
     if lines:
         lines.append(_first_different_state(case, output))
-    # In PyTorch, the gradient of a tensor with a copy is only a part of hfseq's gradient.
+    # PyTorch stores some tensors twice. Each copy then has only a part of hfseq's gradient.
     derived = case.model.derived_weights()
     shared = {
         *derived,
@@ -216,7 +239,8 @@ def torch_parity(case: Case) -> None:
     if excluded:
         our_gradients = case.train(case.model, case.params, dropout=False, excluded=excluded)[1]
     ours = names.to_torch(our_gradients)
-    # PyTorch's class has the joined parameters, not their parts.
+    # to_torch() splits joined parameters into the stored tensors, but PyTorch's class has the
+    # joined parameters. Add their gradients.
     ours |= {names.torch_name(slot.path): our_gradients[slot.path] for slot in joined_slots(names)}
     if absent := [name for name in gradients if name not in ours]:
         lines.append(f"  no gradient for PyTorch's parameters {absent}")
@@ -237,10 +261,14 @@ def torch_parity(case: Case) -> None:
 
 
 def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
-    """Compares the auxiliary loss with PyTorch's `aux_loss`, if its class returns one.
+    """Compares the auxiliary loss with the `aux_loss` of PyTorch's class, if it returns one.
 
-    PyTorch's is a mean over tokens that the loss contains with the factor `router_aux_loss_coef`.
-    hfseq's is the sum over tokens, including the factor.
+    PyTorch's `aux_loss` is a mean over tokens, and PyTorch multiplies it by `router_aux_loss_coef`
+    when it adds it to the loss. hfseq's auxiliary loss is a sum over tokens and includes this
+    factor.
+
+    Returns:
+        A line that describes the difference, or an empty list.
     """
     if "output_router_logits" not in inspect.signature(model.forward).parameters:
         return []
@@ -251,23 +279,26 @@ def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
     if relative_error(ours / tokens, theirs / tokens) <= case.tolerance:
         return []
     return [
-        f"  {AUXILIARY_LOSS} is {ours:.6g}, and PyTorch's aux_loss times router_aux_loss_coef "
+        f"  {AUXILIARY_LOSS} is {ours:.6g}, but PyTorch's aux_loss times router_aux_loss_coef "
         f"times the {tokens:.0f} tokens is {theirs:.6g}"
     ]
 
 
-#: How much larger errors in bfloat16 may be than PyTorch's, and below which share they always pass.
+#: Maximum ratio of hfseq's error in bfloat16 to PyTorch's error, and the relative error that is
+#: always allowed.
 BFLOAT16_FACTOR, BFLOAT16_ALWAYS = 2.0, 0.02
-#: A decision must be that of float32 if its margin exceeds the rounding error so many times.
+#: A prediction is clear, and bfloat16 must not change it, if the difference between the two largest
+#: logits exceeds this multiple of PyTorch's error.
 CLEAR_MARGIN = 8.0
 
 
 def torch_bfloat16(case: Case) -> None:
-    """Errors of bfloat16 are at most twice those of PyTorch, and clear decisions do not change.
+    """Errors of bfloat16 are at most twice PyTorch's, and clear predictions do not change.
 
-    Both are measured against float32. Rounding may send a token to another expert, in PyTorch too,
-    so that no fixed limit holds. A decision is the largest logit. It is clear if its margin in
-    float32 is `CLEAR_MARGIN` times PyTorch's root mean square error.
+    The error is the difference from the outputs in float32. It has no fixed limit, because rounding
+    may route a token to another expert, also in PyTorch. The prediction of a token is its largest
+    logit. It is clear if, in float32, the largest logit exceeds the second largest by more than
+    `CLEAR_MARGIN` times the root mean square error of PyTorch's logits.
     """
     import torch
 
@@ -293,20 +324,23 @@ def torch_bfloat16(case: Case) -> None:
             clear = top[..., -1] - top[..., -2] > CLEAR_MARGIN * noise
             changed = clear & (ours.argmax(-1) != value.argmax(-1))
             if changed.any():
-                lines.append(f"  {int(changed.sum())} of {int(clear.sum())} clear decisions change")
+                lines.append(
+                    f"  {int(changed.sum())} of {int(clear.sum())} clear predictions change"
+                )
     assert not lines, "bfloat16 against float32:\n" + "\n".join(lines)
 
 
-#: Attributes of configurations that count experts.
+#: Names of configuration attributes with the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def torch_experts(case: Case) -> None:
-    """Tokens that all choose the same experts give PyTorch's outputs, and routers use float32.
+    """Experts drop no tokens if all tokens choose the same experts, and routers compute in float32.
 
-    All tokens of a row are equal, so their experts receive many times the mean number of tokens. A
-    router's softmax in bfloat16 rounds close scores to equal values, so it is float32 if PyTorch's
-    is.
+    All tokens of a sequence are equal, so their experts receive many times the mean number of
+    tokens. The outputs must equal PyTorch's outputs. In a bfloat16 model, the softmax of the router
+    must be computed in float32 if PyTorch computes it in float32. Otherwise rounding would make
+    different scores equal.
     """
     counts = [getattr(case.model.text_config, name, None) for name in EXPERT_COUNTS]
     experts = next((count for count in counts if isinstance(count, int) and count > 1), None)
@@ -334,7 +368,8 @@ def torch_experts(case: Case) -> None:
         dtype == jnp.bfloat16 and shape[-1:] == (experts,) for dtype, shape in _softmaxes(program)
     ) and _torch_router_is_float32(model, tensors, experts):
         raise AssertionError(
-            f"the softmax over {experts} experts is computed in bfloat16, and PyTorch's in float32"
+            f"the softmax over {experts} experts is computed in bfloat16, but PyTorch computes it "
+            "in float32"
         )
 
 
@@ -349,7 +384,7 @@ def _plain_outputs(
 
 
 def _softmaxes(program: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """Yields dtype and shape of every exponential in a program, including those of loops."""
+    """Yields the dtype and shape of every exponential in a jaxpr, including those inside loops."""
     for equation in program.jaxpr.eqns if hasattr(program, "jaxpr") else program.eqns:
         if equation.primitive.name in ("exp", "exp2"):
             value = equation.invars[0].aval
@@ -364,7 +399,7 @@ def _softmaxes(program: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
 def _torch_router_is_float32(
     model: PreTrainedModel, inputs: Mapping[str, Any], experts: int
 ) -> bool:
-    """Returns whether PyTorch computes a softmax over the experts in float32 in bfloat16 models."""
+    """Returns whether a bfloat16 PyTorch model computes the softmax over experts in float32."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -384,7 +419,10 @@ def _torch_router_is_float32(
 
 
 def torch_generation(case: Case) -> None:
-    """Greedy search returns PyTorch's tokens, for prompts with padding on each side."""
+    """Greedy search generates the same tokens as PyTorch.
+
+    The prompts have no padding, padding on the left or padding on the right.
+    """
     if not case.model.can_generate():
         raise Skipped("the model does not generate")
     if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
@@ -404,13 +442,13 @@ def torch_generation(case: Case) -> None:
             )
         expected_tokens = expected[0, text.shape[1] :].tolist()
         assert tokens.tolist() == expected_tokens, (
-            f"generate() continues a prompt that is {name} with {tokens.tolist()}, and PyTorch "
+            f"generate() continues a prompt that is {name} with {tokens.tolist()}, but PyTorch "
             f"with {expected_tokens}"
         )
 
 
 def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
-    """Describes the first hidden state that differs. State 0 is that of the embeddings."""
+    """Describes the first hidden state that differs. State 0 is the output of the embeddings."""
 
     def states(inputs: Mapping[str, Any]) -> dict[str, Any]:
         output = case.model(**inputs, output_hidden_states=True)
@@ -434,9 +472,9 @@ def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
             if not difference <= case.tolerance:
                 location = ("the embeddings" if number == 0 else f"layer {number - 1}") + side
                 return (
-                    f"  the first hidden state that differs is that of {location}: {difference:.1e}"
+                    f"  the first hidden state that differs is after {location}: {difference:.1e}"
                 )
-    return "  no hidden state differs, so the head differs"
+    return "  no hidden state differs, so the task head differs"
 
 
 CHECKS = (

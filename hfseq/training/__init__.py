@@ -1,4 +1,8 @@
-"""Training: from flags to a trained directory. The names are resolved when they are first used."""
+"""The training loop, its flags and its callbacks.
+
+A submodule is imported when one of its names, such as `Callback`, is first used. Importing this
+package is therefore fast.
+"""
 
 from __future__ import annotations
 

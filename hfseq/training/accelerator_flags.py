@@ -1,7 +1,8 @@
-"""XLA flags for accelerators: the recommended sets and flags from the user, tested before use.
+"""XLA flags for accelerators, from the recommended sets or from the user.
 
-XLA aborts the process when it finds an unknown flag, and it reads all flags once, when jax starts.
-So flags are tested in a separate process, without a device. TPU flags are read by libtpu.
+XLA reads its flags once, when jax starts, and aborts the process if it finds an unknown flag. The
+flags are therefore first tested in a separate process that uses no device. Flags for TPUs are read
+by libtpu, from a different environment variable than the flags for XLA.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 NONE, RECOMMENDED = "none", "recommended"
 XLA_VARIABLE, LIBTPU_VARIABLE = "XLA_FLAGS", "LIBTPU_INIT_ARGS"
-#: For several devices: overlap communication with computation. Not benchmarked by hfseq.
+#: Recommended flags for several GPUs or TPUs. They overlap communication with computation. Their
+#: effect has not been measured with hfseq.
 GPU_FLAGS = (
     "xla_gpu_enable_latency_hiding_scheduler=true",
     "xla_gpu_enable_pipelined_all_reduce=true",
@@ -37,7 +39,7 @@ TPU_FLAGS = (
     "xla_tpu_enable_data_parallel_all_reduce_opt=true",
 )
 _FLAG = re.compile(r"(--)?xla_\w+(=\S+)?")
-_SECONDS = 120.0  # time limit of a test
+_SECONDS = 120.0  # time limit for testing flags
 _TRIALS = {
     XLA_VARIABLE: "import jax; jax.jit(lambda x: x + 1)(1)",
     LIBTPU_VARIABLE: "from hfseq.training import aot; aot.describe('v5e', 4)",
@@ -48,7 +50,8 @@ def find_problem(value: str) -> str:
     """Checks the syntax of a value of `--accelerator_flags`.
 
     Returns:
-        The error message, or an empty string. Whether XLA knows the flags is not checked.
+        The error message, or an empty string. This function does not check whether XLA knows the
+        flags.
     """
     if value in (NONE, RECOMMENDED):
         return ""
@@ -68,8 +71,8 @@ def recommended_flags(
 
     Args:
         platform: "cuda", "tpu", or "" for no accelerator. Default: the platform of this machine.
-        multiple_devices: Whether the run uses several devices. Without them, no flags are
-            recommended. Default: whether this machine has several devices.
+        multiple_devices: Whether the run uses several devices. No flags are recommended for a
+            single device. Default: whether this machine has several devices.
     """
     platform = local_accelerator() if platform is None else platform
     multiple_devices = local_device_count() > 1 if multiple_devices is None else multiple_devices
@@ -77,7 +80,10 @@ def recommended_flags(
 
 
 def local_accelerator() -> str:
-    """Returns "cuda" or "tpu" for the accelerators of this machine, or "", without starting jax."""
+    """Returns the kind of accelerators in this machine: "cuda", "tpu", or "" for none.
+
+    This does not start jax.
+    """
     if "cpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
         return ""
     return (
@@ -92,14 +98,17 @@ def local_accelerator() -> str:
 def local_device_count() -> int:
     """Returns the number of accelerators of this machine, without starting jax.
 
-    Only the local chips of a TPU slice with several machines are counted.
+    If a TPU slice consists of several machines, only the chips of this machine are counted.
     """
     cards = Path("/proc/driver/nvidia/gpus")
     return len(list(cards.iterdir())) if cards.exists() else len(_tpu_device_files())
 
 
 def current_flags(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that XLA and libtpu read flags from, as far as they are set."""
+    """Returns the environment variables that contain flags for XLA and libtpu.
+
+    Variables that are unset or empty are left out.
+    """
     return {name: environ[name] for name in (XLA_VARIABLE, LIBTPU_VARIABLE) if environ.get(name)}
 
 
@@ -143,7 +152,7 @@ def apply_flags(value: str) -> None:
 
 
 def variable_for(flag: str) -> str:
-    """Returns the environment variable that `flag` is read from."""
+    """Returns the environment variable in which `flag` is passed to XLA or libtpu."""
     name = flag.removeprefix("--").partition("=")[0]
     libtpu_flags = {tpu_flag.partition("=")[0] for tpu_flag in TPU_FLAGS}
     return LIBTPU_VARIABLE if name.startswith("xla_tpu_") or name in libtpu_flags else XLA_VARIABLE
@@ -152,10 +161,11 @@ def variable_for(flag: str) -> str:
 def try_flags(variable: str, flags: Sequence[str]) -> str:
     """Starts jax with `flags` in a separate process, without using a device.
 
-    libtpu flags cannot be tested if libtpu is not installed; they count as failing.
+    The flags of libtpu can only be tested if libtpu is installed. If it is not, jax does not start,
+    and the function returns the error.
 
     Args:
-        variable: Environment variable that the flags are passed in.
+        variable: Environment variable in which the flags are passed.
         flags: Flags with leading dashes.
 
     Returns:
@@ -182,7 +192,7 @@ def try_flags(variable: str, flags: Sequence[str]) -> str:
 
 
 def _group_by_variable(flags: Sequence[str]) -> dict[str, str]:
-    """Returns the flags, joined by spaces, for each environment variable."""
+    """Returns, for each environment variable, the flags to pass in it, joined by spaces."""
     groups: dict[str, list[str]] = {}
     for flag in flags:
         groups.setdefault(variable_for(flag), []).append(flag)

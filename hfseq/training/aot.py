@@ -1,9 +1,14 @@
-"""Ahead-of-time compilation for accelerators that are described, not present.
+"""Ahead-of-time compilation for accelerators that this machine does not have.
 
-The compilers are packages (the extra `aot`) that need no device: XLA's CUDA plugin with NVIDIA's
-assembler, and libtpu. They show how a step is partitioned, fused and laid out in memory, but not
-how fast it is, and not how much workspace cuDNN uses. A process that compiles must run jax on the
-CPU, which is decided when jax starts: see `environment`.
+jax compiles for a *described device*. This is an object that has the properties of an accelerator
+but cannot run programs. The compilers need no device. They are Python packages that the extra `aot`
+installs: XLA's CUDA plugin with NVIDIA's assembler for GPUs, and libtpu for TPUs. The compiled
+program shows how a step is partitioned, fused and laid out in memory, but not how fast it runs, or
+how much workspace cuDNN uses.
+
+A process that compiles for described devices must run jax on the CPU. jax selects its devices when
+it starts. The process must therefore be started with the environment variables that `environment`
+returns.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ TARGET_CONFIGS = resources.files("hfseq.training") / "targets"
 CUDA_PLUGIN, CUDA_ASSEMBLER = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 _SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
-#: For each accelerator: its name in libtpu, its slices, and the number of jax devices per chip.
+#: For each accelerator: its name in libtpu, the shapes of its slices in chips, and the number of
+#: jax devices per chip.
 _TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "tpu-v3": ("v3", _SHAPES_2D, 2),
     "tpu-v4": ("v4", _SHAPES_3D, 1),
@@ -43,10 +49,12 @@ _TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "tpu-v6e": ("v6e", _SHAPES_2D, 1),
     "tpu-v7": ("tpu7x", _SHAPES_3D, 2),
 }
-#: Same as JAX_OPTIMIZATION_LEVEL=O0 (9) and JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1.0.
+#: Compiler options of `fast_compile`. They have the same effect as the environment variables
+#: JAX_OPTIMIZATION_LEVEL=O0 (O0 has the value 9) and JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1.0.
 FAST_COMPILE_OPTIONS = {"optimization_level": 9, "exec_time_optimization_effort": -1.0}
-#: Environment for libtpu: do not look for a TPU, and allow several processes to load the library. A
-#: description does not occupy a chip.
+#: Environment variables for libtpu. The first three keep libtpu from looking for a TPU. The last
+#: one allows several processes to load libtpu at the same time. This is safe, because a described
+#: device does not occupy a chip.
 _LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -56,7 +64,7 @@ _LIBTPU_ENVIRONMENT = {
 
 
 class NoCompiler(HfseqError):
-    """The compiler for a device is not installed, or does not know the device."""
+    """The compiler for an accelerator is not installed, or does not know the accelerator."""
 
 
 def parse(text: str) -> tuple[Accelerator, int]:
@@ -79,11 +87,11 @@ def parse(text: str) -> tuple[Accelerator, int]:
 
 
 def describe(name: str, count: int = 1) -> list[jax.Device]:
-    """Returns described devices that programs can be compiled for.
+    """Returns described devices of an accelerator, for which programs can be compiled.
 
-    They can form a mesh, but cannot run anything. GPUs are described as machines of eight, TPUs as
-    the first devices of the smallest sufficient slice. A process that has described a TPU can no
-    longer be profiled: libtpu, which is loaded then, aborts it.
+    The devices can form a mesh, but cannot run programs. GPUs are described as machines with eight
+    devices each. TPUs are described as the first devices of the smallest slice that has enough
+    devices. Describing a TPU loads libtpu. If the process is profiled afterwards, libtpu aborts it.
 
     Args:
         name: Name of the accelerator, e.g. "h200" or "v5e".
@@ -91,8 +99,8 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
 
     Raises:
         UsageError: The accelerator is unknown.
-        NoCompiler: The compiler is not installed, has another version than jax, is in use by
-            another process, or has no description of the accelerator.
+        NoCompiler: The compiler is not installed, its version differs from that of jax, it is in
+            use by another process, or it has no description of the accelerator.
     """
     device = hardware.get_accelerator(name)
     _check_compiler(device)
@@ -106,7 +114,7 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
         if shape is None:
             raise NoCompiler(f"{count} devices exceed the largest slice of {device.name}")
         arguments = {"platform": "tpu", "topology_name": f"{libtpu_name}:{shape}"}
-        if device.name == "tpu-v4":  # both cores of a chip as one device, as jax runs it
+        if device.name == "tpu-v4":  # jax uses the two cores of a chip as one device
             arguments["chip_config_name"] = "megacore"
         for variable, value in _LIBTPU_ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
@@ -121,7 +129,7 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
     try:
         with _without_xla_flags():
             devices = topologies.get_topology_desc(**arguments).devices
-    except Exception as error:  # jax raises many types
+    except Exception as error:  # jax raises many types of errors
         if "lockfile" in str(error):
             raise NoCompiler(
                 "libtpu is in use by another process of this machine, and "
@@ -133,9 +141,12 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
 
 
 def device_stub(name: str) -> Any:
-    """Returns an object that can replace a device of the accelerator `name` while tracing.
+    """Returns an object that can take the place of a device of the accelerator in tracing.
 
-    No compiler is needed.
+    Unlike `describe`, this requires no compiler.
+
+    Args:
+        name: Name of the accelerator, e.g. "h200" or "v5e".
     """
     device = hardware.get_accelerator(name)
     device_kind = device.device_kinds[0]
@@ -147,10 +158,11 @@ def device_stub(name: str) -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment for a process that compiles for described devices.
+    """Returns the environment variables for a process that compiles for described devices.
 
-    jax is restricted to the CPU, because otherwise its plugins would look for their devices, and
-    libtpu is configured to expect no TPU. jax finds CUDA's assembler in its package.
+    They restrict jax to the CPU, because its plugins would otherwise look for their devices. They
+    also configure libtpu to expect no TPU. NVIDIA's assembler needs no variable, because jax finds
+    it in the installed package.
     """
     return {**os.environ, "JAX_PLATFORMS": "cpu", **_LIBTPU_ENVIRONMENT}
 
@@ -158,8 +170,8 @@ def environment() -> dict[str, str]:
 def has_only_compilers() -> bool:
     """Returns whether this machine has compilers for accelerators, but no accelerator.
 
-    jax would print long messages about missing devices in this case: no driver (`libcuda`) or cuDNN
-    for the CUDA plugin, and no Google PCI device for libtpu.
+    In this case, jax would print long messages, because the CUDA plugin does not find the driver
+    (`libcuda`) or cuDNN, and libtpu does not find a PCI device of Google.
     """
     if _package_folder(CUDA_PLUGIN) is None and _package_folder("libtpu") is None:
         return False
@@ -170,20 +182,23 @@ def has_only_compilers() -> bool:
         with contextlib.suppress(OSError):
             ctypes.CDLL("libcuda.so.1")
             return False
-        if _package_folder("nvidia.cudnn") is not None:  # a device is expected: keep jax's messages
+        if _package_folder("nvidia.cudnn") is not None:  # only used with a GPU: keep jax's messages
             return False
     vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
     return not any(vendor.read_text().strip() == "0x1ae0" for vendor in vendors)
 
 
 def start_quietly() -> None:
-    """Restricts jax, before it starts, to the CPU if only compilers are installed."""
+    """Restricts jax to the CPU if this machine has compilers for accelerators, but no accelerator.
+
+    Must be called before jax starts.
+    """
     if has_only_compilers():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def jax_has_started() -> bool:
-    """Returns whether jax has initialized its devices, and so has read all flags."""
+    """Returns whether jax has initialized its devices. After that, jax does not read XLA flags."""
     if "jax" not in sys.modules:
         return False
     from jax._src import xla_bridge
@@ -192,7 +207,7 @@ def jax_has_started() -> bool:
 
 
 def unavailable_reason(name: str) -> str:
-    """Returns why no program can be compiled for the accelerator `name`, or an empty string."""
+    """Returns why programs cannot be compiled for the accelerator `name`, or an empty string."""
     try:
         _check_compiler(hardware.get_accelerator(name))
     except NoCompiler as error:
@@ -202,10 +217,12 @@ def unavailable_reason(name: str) -> str:
 
 @contextlib.contextmanager
 def compiling_for(device: jax.Device) -> Iterator[None]:
-    """Traces and lowers the body for `device`, which may be a described one.
+    """Context manager in which jax traces and lowers programs for `device`.
 
-    Implementations are selected for this device, and cuDNN attention is lowered as if the device
-    and cuDNN 9.10 were present, where jax would otherwise query the machine.
+    `device` can be a described device. The implementation of each operation, such as attention, is
+    selected for `device`. To lower cuDNN attention, jax usually queries the machine for its GPU and
+    its cuDNN version. In this context, jax uses the compute capability of `device` and cuDNN 9.10
+    instead.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
@@ -242,15 +259,17 @@ def compile_for(
     fast_compile: bool = False,
     traced_for: jax.Device | None = None,
 ) -> jax.stages.Compiled:
-    """Compiles a jitted step for devices like `device`.
+    """Compiles a jitted step for an accelerator.
 
     Args:
         device: A device of the target, possibly a described one.
         step: The jitted function.
-        arguments: `jax.ShapeDtypeStruct` arguments with shardings over described devices.
-        fast_compile: Whether to skip most optimizations. Kernels and collectives are the same and
-            compilation takes a quarter of the time, but temporary memory differs.
-        traced_for: The device to select implementations for. Default: `device`.
+        arguments: The arguments of `step`, as `jax.ShapeDtypeStruct` objects with shardings over
+            described devices.
+        fast_compile: Whether to skip most optimizations, so that compilation takes a quarter of the
+            time. The kernels and collectives are the same, but the size of the temporary memory
+            differs.
+        traced_for: The device for which implementations are selected. Default: `device`.
     """
     platform = "cuda" if device.platform == "gpu" else device.platform
     with compiling_for(traced_for or device):
@@ -264,13 +283,14 @@ def compile_for(
 
 @contextlib.contextmanager
 def _without_xla_flags() -> Iterator[None]:
-    """Hides XLA_FLAGS from libtpu, which aborts the process at flags that its XLA does not know.
+    """Context manager that hides XLA_FLAGS from libtpu.
 
-    libtpu reads them when it is loaded, or compiles for the first time.
+    libtpu reads the flags when it is loaded or compiles for the first time. If the XLA in libtpu
+    does not know one of the flags, libtpu aborts the process.
     """
     import jax
 
-    jax.devices("cpu")  # jax's own XLA has read them
+    jax.devices("cpu")  # jax's own XLA reads the flags now, before they are hidden
     flags = os.environ.pop("XLA_FLAGS", None)
     try:
         yield
@@ -281,10 +301,13 @@ def _without_xla_flags() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Disables the compilation cache: a cached program can only be loaded by its own device."""
+    """Context manager that disables jax's compilation cache.
+
+    Loading a cached program requires the device for which it was compiled.
+    """
     from jax._src import compilation_cache, config
 
-    compilation_cache.reset_cache()  # jax caches whether the cache is used
+    compilation_cache.reset_cache()  # otherwise jax does not notice that the setting changes
     try:
         with config.enable_compilation_cache(False):
             yield
@@ -296,7 +319,7 @@ def _check_compiler(device: Accelerator) -> None:
     """Checks that a compiler for `device` is installed.
 
     Raises:
-        NoCompiler: It is missing, or has another version than jax.
+        NoCompiler: The compiler is missing, or its version differs from that of jax.
     """
     if device.name in _TPUS:
         if _package_folder("libtpu") is None:

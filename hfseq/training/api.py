@@ -1,4 +1,7 @@
-"""Training from Python: :func:`train` does what ``hfseq train`` does, with objects in memory."""
+"""Training from Python.
+
+:func:`train` does the same as ``hfseq train``, and also accepts models and datasets in memory.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,9 @@ def train(
 ) -> Result:
     """Trains and evaluates a model, like ``hfseq train OBJECTIVE`` with the same flags.
 
-    Calling the function again continues a stopped run from its last checkpoint, with the losses of
-    an uninterrupted run. An interrupt (Ctrl-C, the stop button of a notebook) saves a checkpoint.
+    A run that is interrupted (by Ctrl-C or the stop button of a notebook) saves a checkpoint. Call
+    the function again with the same arguments to continue from the last checkpoint. The losses are
+    the same as in an uninterrupted run.
 
     Example::
 
@@ -54,27 +58,31 @@ def train(
 
     Args:
         objective: Name of an objective (``hfseq train --list``).
-        model: A directory, a Hub name, or a model. A model in memory is saved in
-            ``<output_dir>-start`` first. Default: the flags ``config_name`` or ``model_type``.
-        tokenizer: A directory, a Hub name, or a tokenizer or processor, which is saved in the same
-            directory. Default: that of the model.
-        train_dataset: A dataset, or a list of dicts or texts. Default: the flags of data, such as
-            ``dataset_name`` and ``train_file``.
-        eval_dataset: Examples for evaluation. Default: a part of the training examples
-            (``validation_split_percentage``).
+        model: A directory, a Hub ID, or a model object. A model object is first saved in
+            ``<output_dir>-start``. By default, the flag ``config_name`` or ``model_type`` selects
+            the architecture of a new model.
+        tokenizer: A directory, a Hub ID, or a tokenizer or processor object. An object is first
+            saved in ``<output_dir>-start``. Default: the tokenizer of ``model``.
+        train_dataset: A dataset, or a list of dicts or strings. By default, the data flags, such as
+            ``dataset_name`` and ``train_file``, select the data.
+        eval_dataset: A dataset or list for evaluation. By default, a part of the training examples
+            is held out (``validation_split_percentage``).
         output_dir: Directory for the model, the checkpoints and the logs.
-        test_dataset: Examples for predictions, for objectives with a test split.
-        callbacks: Called after each step, after evaluation and before saving. See
-            :mod:`hfseq.training.callbacks`.
-        **flags: The flags of ``hfseq train OBJECTIVE --help``, as keywords.
+        test_dataset: A dataset or list of examples to predict. Only for objectives that support a
+            test split.
+        callbacks: Functions that are called after each step, or callback objects. If a step is
+            followed by an evaluation or a save, they are called after the evaluation and before the
+            checkpoint is saved. See :mod:`hfseq.training.callbacks`.
+        **flags: The flags of ``hfseq train OBJECTIVE --help``, as keyword arguments.
 
     Returns:
-        The result, with the trained ``model``, the ``metrics`` and the ``folder``.
+        The result of the run. Its attributes include the trained ``model``, the ``metrics`` and the
+        output directory, ``folder``.
 
     Raises:
-        HfseqError: The objective, a flag, the data or a checkpoint has a problem. Values and
-            keywords are checked before anything is loaded.
-        KeyboardInterrupt: The run was interrupted. Its state is saved.
+        HfseqError: The objective, a flag, the data or a checkpoint is invalid. Flags are checked
+            before anything is loaded.
+        KeyboardInterrupt: The run was interrupted, after it saved a checkpoint.
     """
     name = objective_name(objective)
     flag_classes.check_objective(name, flags.get("plugin") or ())
@@ -108,8 +116,8 @@ def train(
     ]
     if in_memory and (arguments.processes.distributed or arguments.processes.num_processes):
         raise UsageError(
-            "a run of several processes loads the model and the tokenizer from a directory: save "
-            "them with save_pretrained, and pass the directory"
+            "a run with several processes cannot use a model or tokenizer object: save it with "
+            "save_pretrained, and pass the directory"
         )
     for item in in_memory:
         item.save_pretrained(start)
@@ -123,43 +131,46 @@ def train(
 
 
 def _dataset(examples: Any) -> Any:
-    """Returns a dataset with the examples of a list, and other datasets unchanged."""
+    """Converts a list of examples to a dataset. A dataset is returned unchanged."""
     import datasets
 
     if isinstance(examples, datasets.Dataset | datasets.IterableDataset):
         return examples
     if not isinstance(examples, Sequence) or isinstance(examples, str):
         raise UsageError(
-            f"a dataset has the type {type(examples).__name__}: pass a datasets.Dataset, or a list "
-            "of dicts or texts"
+            f"unsupported dataset of type {type(examples).__name__}: pass a datasets.Dataset or "
+            "datasets.IterableDataset, or a list of dicts or strings"
         )
     rows = [{"text": row} if isinstance(row, str) else row for row in examples]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError("a dataset is a list that is empty or has other items than dicts or texts")
+        raise UsageError("a list of examples must not be empty and must contain dicts or strings")
     return datasets.Dataset.from_list([dict(row) for row in rows])
 
 
 def _check_data_flags(flags: Mapping[str, Any]) -> None:
-    """Rejects flags that name other data."""
+    """Rejects flags that select a dataset in addition to the datasets in memory."""
     for name in ("dataset_name", "train_file", "validation_file", "test_file"):
         if flags.get(name):
-            raise UsageError(f"{name} and a dataset in memory exclude each other: use one of them")
+            raise UsageError(f"{name} cannot be used with a dataset in memory: use one of them")
 
 
 def _names(model: Any, tokenizer: Any, start: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the flags that name the model and the tokenizer."""
+    """Returns the values of the flags that select the model and the tokenizer."""
     names = {}
     for flag, item in (("model_name_or_path", model), ("tokenizer_name", tokenizer)):
         if item is None:
             continue
         if values.get(flag):
-            raise UsageError(f"{flag} is given twice, as a keyword argument and as a flag")
+            raise UsageError(
+                f"the flag {flag} cannot be used with the argument {flag.partition('_')[0]}: use "
+                "one of them"
+            )
         names[flag] = os.fspath(item) if isinstance(item, str | os.PathLike) else str(start)
     return names
 
 
 class _InMemoryData:
-    """A plugin that provides datasets under the name `IN_MEMORY`."""
+    """A plugin that provides the datasets in memory as the dataset with the name `IN_MEMORY`."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
         self._splits = splits
@@ -171,7 +182,7 @@ class _InMemoryData:
 
 @contextmanager
 def _provide(splits: Mapping[str, Any]) -> Iterator[None]:
-    """Makes datasets available under the name `IN_MEMORY` in the body."""
+    """Registers the datasets under the name `IN_MEMORY` while the context is active."""
     manager = plugins.load().manager
     plugin = _InMemoryData(splits)
     manager.register(plugin, name=IN_MEMORY)

@@ -1,6 +1,7 @@
 """The report of `--inspect_sharding`: how arrays are sharded, and which collectives a step runs.
 
-Collectives are read from the HLO of the compiled step, each with the mesh axes that it runs over.
+The collectives are parsed from the HLO text of the compiled step. For each of them, the report
+shows over which mesh axes it runs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((
 _CALL = re.compile(r"(body|condition|to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-# Groups of devices: {{0,1},{2,3}}, or [2,2]<=[4]T(1,0), or
-# mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}: named axes over devices in some order.
+# HLO has three notations for the groups of devices of a collective:
+# - {{0,1},{2,3}} lists them.
+# - [2,2]<=[4]T(1,0) reshapes and transposes the list of all devices.
+# - mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'} names the axes of a mesh along which the
+#   devices of a group differ. device_ids gives the order of the devices in the mesh.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(
@@ -52,11 +56,11 @@ class Collective:
     Attributes:
         op: The operation, one of `COLLECTIVE_OPS`.
         shapes: The shapes of the results on each device.
-        size: The bytes of the results on each device.
-        axes: The mesh axes that it runs over.
-        dimension: The dimension along which an all-gather concatenates.
-        source: The jax operation that it comes from.
-        times: How often it runs per call of the program, counting loop iterations.
+        size: The size of the results on each device, in bytes.
+        axes: The mesh axes over which the operation runs.
+        dimension: The dimension along which an all-gather concatenates, or `None`.
+        source: The jax operation from which XLA created this one.
+        times: How often the operation runs per call of the program, counting loop iterations.
     """
 
     op: str
@@ -72,12 +76,12 @@ class Instruction(NamedTuple):
     """An instruction in HLO text.
 
     Attributes:
-        computation: The name of the computation that it belongs to.
-        entry: Whether this is the entry computation.
+        computation: The name of the computation that contains the instruction.
+        entry: Whether `computation` is the entry computation of the program.
         name: The name of the result.
-        shape: The shape of the result as written.
+        shape: The shape of the result, as HLO text.
         opcode: The operation.
-        attributes: The text after the opening parenthesis: operands and attributes.
+        attributes: The text after the opening parenthesis, with the operands and the attributes.
     """
 
     computation: str
@@ -89,13 +93,13 @@ class Instruction(NamedTuple):
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """The computations that it calls, as pairs of role and name."""
+        """The computations that the instruction calls, as pairs of role and name."""
         calls = _CALL.findall(self.attributes)
         return [(role, name) for role, names in calls for name in re.findall(r"[\w.\-]+", names)]
 
     @property
     def op_name(self) -> str:
-        """The jax operation that it comes from, e.g. `jit(step)/jvp()/dot_general`."""
+        """The jax operation that XLA compiled to this, e.g. `jit(step)/jvp()/dot_general`."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
@@ -113,7 +117,7 @@ class Instruction(NamedTuple):
         return tuple(name for name in mesh.axis_names if name in varying_axes)
 
     def groups(self, num_devices: int) -> list[list[int]]:
-        """Returns the groups of devices, parsed from any of the notations that XLA uses.
+        """Returns the groups of devices that communicate with each other.
 
         Args:
             num_devices: The number of devices of the program.
@@ -130,7 +134,8 @@ class Instruction(NamedTuple):
             device_ids = device_ids.transpose(_numbers(match[3]))
         if iota_match:
             return device_ids.reshape(_numbers(match[1])).tolist()
-        # mesh['a'=4,'b'=2] {'b'}: ``'a':(2)2`` is the part of an axis after the first 2.
+        # In mesh['a'=8,'b'=2] {'a':(2)2}, axis a is regarded as three axes of sizes 2, 2 and 2. The
+        # devices of a group differ along the second one, whose size follows the parentheses.
         parts = {
             name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(match[4])
         }
@@ -156,7 +161,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def array_shapes(shape: str) -> list[tuple[tuple[int, ...], int]]:
-    """Returns dimensions and bytes of each array in an HLO shape."""
+    """Returns the dimensions and the size in bytes of each array in an HLO shape."""
     return [
         ((dims := _numbers(sizes)), math.prod(dims) * int(bits or 8) // 8)
         for bits, sizes in _ARRAY.findall(shape)
@@ -173,7 +178,7 @@ def find_collectives(text: str, mesh: Mesh) -> list[Collective]:
             callers[name].append((instruction.computation, int(trips[1]) if trips else 1))
 
     @functools.cache
-    def executions(name: str) -> int:  # trip counts that HLO does not state count as 1
+    def executions(name: str) -> int:  # loops of unknown length count as one iteration
         return sum(executions(caller) * trips for caller, trips in callers.get(name, [])) or 1
 
     found_collectives = []
@@ -182,7 +187,7 @@ def find_collectives(text: str, mesh: Mesh) -> list[Collective]:
         if op not in COLLECTIVE_OPS or not (axes := instruction.axes(mesh)):
             continue
         results = array_shapes(instruction.shape)
-        # Asynchronous starts list their operands, too.
+        # The result of an asynchronous start operation lists its operands before its results.
         if op != instruction.opcode and instruction.shape.startswith("("):
             results = results[len(results) // 2 :]
         dimension_match = re.search(r"dimensions=\{(\d+)\}", instruction.attributes)
@@ -207,10 +212,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 def unexpected_all_gathers(
     collectives: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
 ) -> list[Collective]:
-    """Returns the all-gathers that neither a sharding rule nor a flag accounts for.
+    """Returns the all-gathers that neither a sharding rule nor a flag explains.
 
-    Expected are weights that `fsdp` shards, keys and values of rows that `sequence` splits, and,
-    with sequence parallelism, hidden states along their length.
+    All-gathers of these arrays are expected:
+
+    - weights that are sharded over the mesh axis `fsdp`,
+    - keys and values of attention, if sequences are sharded over the mesh axis `sequence`,
+    - hidden states along their length, if the model uses sequence parallelism.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
     tensor_size = layout.mesh.shape["tensor"]
@@ -251,7 +259,7 @@ def unexpected_all_gathers(
 
 
 def _sorted_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the sizes above 1, sorted: gathers may transpose or reshape a weight."""
+    """Returns the sizes above 1, sorted. Transposing a weight does not change the result."""
     return tuple(sorted(size for size in shape if size > 1))
 
 
@@ -283,9 +291,10 @@ def print_report(run: Run, state: TrainState, batch: Batch) -> None:
 def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> Iterator[str]:
     """Yields the lines of the report on parameters and optimizer state.
 
-    There is one line per parameter (path, shape, sharding tactic, axes, bytes per device), the
-    total of the optimizer state, and the optimizer arrays that are replicated although their
-    parameter is not.
+    There is one line per parameter, with its path, shape, sharding tactic (see
+    `hfseq.nn.sharding`), mesh axes and bytes per device. Further lines contain the total size of
+    the optimizer state, and optimizer arrays that are replicated although a parameter of the same
+    shape is sharded.
     """
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
@@ -315,7 +324,11 @@ def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> I
 def describe_collectives(
     collectives: Sequence[Collective], unexpected: Sequence[Collective]
 ) -> Iterator[str]:
-    """Yields the lines of the report on collectives: largest first, then the unexpected ones."""
+    """Yields the lines of the report on collectives.
+
+    There is a table of all collectives by operation, largest first, and a list of the unexpected
+    all-gathers.
+    """
     yield f"Collectives of a training step, as compiled for {jax.default_backend()}:"
     groups: dict[tuple[str, ...], list[Collective]] = collections.defaultdict(list)
     for collective in collectives:
@@ -366,7 +379,7 @@ def _shape(leaf: jax.Array) -> str:
 
 
 def _split(leaf: Any) -> str:
-    """Returns the mesh axes that split each dimension. `-` is a dimension that is not split."""
+    """Returns the mesh axes that split each dimension. `-` marks dimensions that are not split."""
     sizes, spec = leaf.sharding.mesh.shape, leaf.sharding.spec
     parts = [
         "+".join(name for name in _axis_names(entry) if sizes[name] > 1) or "-" for entry in spec

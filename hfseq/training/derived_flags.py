@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hfseq import plugins
+from hfseq.checkpoints.hub import check_directory
 from hfseq.errors import UsageError
 
 DATA_FLAGS = ("--dataset_name", "--train_file", "--validation_file", "--test_file")
-# Flags of the translation demonstration; flags on the command line take precedence.
+# Flags of the translation demonstration, which runs if no flag specifies data. Flags on the command
+# line take precedence.
 DEMONSTRATION = (
     *("--source_lang", "en", "--target_lang", "de", "--vocab_size", "1000"),
     *("--do_train", "--do_eval", "--do_predict", "--preset", "tiny"),
@@ -23,7 +25,11 @@ DEMONSTRATION = (
 
 
 def with_demonstration(argv: Sequence[str]) -> list[str]:
-    """Inserts the flags of the demonstration before `argv`, unless `argv` names data."""
+    """Returns `argv`, preceded by the flags of the demonstration if `argv` specifies no data.
+
+    `argv` is also returned unchanged if it is empty, begins with a file of flags, or contains
+    `--help`.
+    """
     names = {word.partition("=")[0].replace("-", "_") for word in argv}
     names_data = any(name.replace("-", "_") in names for name in DATA_FLAGS)
     from_file = bool(argv) and argv[0].endswith((".yaml", ".yml", ".json"))
@@ -34,12 +40,18 @@ def with_demonstration(argv: Sequence[str]) -> list[str]:
 
 
 def combine_checkpoints(argv: Sequence[str]) -> list[str]:
-    """Combines an image and a text encoder, if both are named, and names the result instead.
+    """Combines an image encoder and a text encoder into one model, if flags specify both.
 
-    The combined model is saved in a directory next to the output directory, unless it exists.
+    The combined model is saved in the directory `<output_dir>-start`, unless it already exists.
+
+    Returns:
+        `argv`, where `--model_name_or_path` with this directory replaces the flags for the
+        encoders.
 
     Raises:
-        UsageError: Only one of the two checkpoints is given, or `--model_name_or_path` as well.
+        UsageError: Only one of the two encoders is specified, `--output_dir` is missing, or
+            `--model_name_or_path` is specified as well.
+        CheckpointError: An encoder is a path that does not exist.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     names = ("vision_model_name_or_path", "text_model_name_or_path")
@@ -54,6 +66,8 @@ def combine_checkpoints(argv: Sequence[str]) -> list[str]:
             f"use --{names[0]} and --{names[1]} together, with --output_dir and without "
             "--model_name_or_path"
         )
+    for name in (vision, text):
+        check_directory(name)
     folder = Path(f"{flags.output_dir.rstrip('/')}-start")
     if not (folder / "tokenizer_config.json").exists():
         from transformers import AutoImageProcessor, AutoTokenizer
@@ -64,11 +78,13 @@ def combine_checkpoints(argv: Sequence[str]) -> list[str]:
         pair = model_class.from_vision_text_pretrained(vision, text)
         pair.save_pretrained(folder)
         AutoImageProcessor.from_pretrained(vision).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(text).save_pretrained(folder)  # last: marks it as complete
+        # The tokenizer is saved last. Its files mark the folder as complete.
+        AutoTokenizer.from_pretrained(text).save_pretrained(folder)
     return ["--output_dir", flags.output_dir, "--model_name_or_path", str(folder), *other_flags]
 
 
-#: Functions from the flags of the command line to the flags to parse, by objective.
+#: For each objective with derived flags, a function that turns the flags of the command line into
+#: the flags to parse.
 DERIVED_FLAGS: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "translation": with_demonstration,
     "image_text": combine_checkpoints,

@@ -1,7 +1,8 @@
 """TensorBoard event files, and other append-only logs.
 
-The format is implemented here instead of using tensorboardX. That package imports PyTorch if it is
-installed, and its writer thread dies on a full disk, after which its queue blocks training.
+hfseq implements the format itself instead of using tensorboardX. That package imports PyTorch if it
+is installed. Its writer thread also ends if the disk is full, and training then blocks as soon as
+the queue of the thread is full.
 
 Sources: tensorboard/compat/proto/{event,summary,tensor}.proto,
 tensorboard/plugins/hparams/plugin_data.proto, and the TFRecord format,
@@ -55,9 +56,10 @@ class Histogram:
 
 
 class AppendOnlyFile:
-    """A file that grows by whole records.
+    """A file to which only complete records are appended.
 
-    Each record is one write, which is undone if the disk becomes full.
+    Each record is written with a single system call. If the disk becomes full, a partially written
+    record is removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +92,7 @@ class AppendOnlyFile:
 
 
 def replace_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Replaces a file atomically. If that fails, the old content is kept."""
+    """Replaces the content of a file atomically. If this fails, the file keeps its old content."""
     with atomic_replace(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
         file.flush()
@@ -109,7 +111,7 @@ def remove_events(path: Path, step: int, tags: Iterable[str]) -> None:
     remaining: list[bytes] = []
     start, names = _integer(2, step) + b"\x2a", [_text(1, tag) for tag in tags]
     while offset + 8 <= len(data):
-        size = struct.unpack_from("<Q", data, offset)[0] + 16  # with its length and two checksums
+        size = struct.unpack_from("<Q", data, offset)[0] + 16  # plus its length and two checksums
         record = data[offset : offset + size]
         # An event consists of the time in nine bytes, the step, and the summary.
         is_of_step = record[12 + 9 :].startswith(start)
@@ -135,7 +137,7 @@ class EventFile:
             raise
 
     def start_session(self, step: int) -> None:
-        """Makes readers discard the events from `step` on in earlier files of this directory."""
+        """Tells readers to ignore the events of earlier files in this directory from `step` on."""
         self._event(_message(7, _integer(1, SESSION_START)), step)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -144,7 +146,7 @@ class EventFile:
         for tag, value in values.items():
             try:
                 packed = struct.pack("<f", value)
-            except OverflowError:  # beyond float32
+            except OverflowError:  # outside of the range of float32
                 packed = struct.pack("<f", math.inf if value > 0 else -math.inf)
             points += _message(1, _text(1, tag) + _varint(2 << 3 | 5) + packed)
         self._event(_message(5, points), step)
@@ -158,7 +160,7 @@ class EventFile:
         self._event(_message(5, _message(1, value)), step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Writes a histogram for each tag, one event each to limit the size of an event."""
+        """Writes a histogram for each tag, as separate events to limit the size of an event."""
         for tag, histogram in values.items():
             content = b"".join(
                 _double(field, number)

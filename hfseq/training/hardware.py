@@ -1,6 +1,7 @@
-"""Accelerator data sheets: compute rates, memory, links. Does not import jax.
+"""Data sheets of accelerators: their compute rates, memory and bandwidths.
 
-All numbers are per jax device, which is one core and half of a chip for TPU v3 and v7.
+All numbers are per jax device. For TPU v3 and v7, a jax device is one of the two cores of a chip.
+This module does not import jax.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Accelerator:
         fp8_flops: Dense peak rate in FP8. 0 if the device has no FP8 units.
         memory_bytes: Memory size.
         memory_bandwidth: Memory bandwidth.
-        link_bandwidth: Maximum rate at which a device sends to others of its machine (TPUs: slice).
-            0 if no common number exists.
-        devices_per_machine: Number of devices in a machine.
-        network_bandwidth: Share of one device in the network between machines. 0 if no common
-            number exists.
+        link_bandwidth: Maximum rate at which a device sends data to other devices of its machine,
+            or of its slice for TPUs. 0 if it differs between machines or is unknown.
+        devices_per_machine: Number of devices in a machine. 0 for TPUs.
+        network_bandwidth: Bandwidth of the network between machines, divided by the number of
+            devices in a machine. 0 if it differs between machines or is unknown.
         device_kinds: Names of the device in `jax.Device.device_kind`, in lower case.
         memory_fraction: Fraction of the memory that jax allocates.
     """
@@ -46,7 +47,7 @@ class Accelerator:
     memory_fraction: float = 0.75
 
     def peak_flops(self, itemsize: float) -> float:
-        """Returns the peak rate of matrix products in a dtype of `itemsize` bytes."""
+        """Returns the peak rate of matrix multiplications in a dtype of `itemsize` bytes."""
         return self.half_flops if itemsize < 4 else self.float32_flops
 
     @property
@@ -83,8 +84,9 @@ def _tpu(
     )
 
 
-# Sources: NVIDIA's data sheets without sparsity, SXM boards if there are several variants; Google's
-# TPU pages. Network bandwidths are those of NVIDIA's own machines (DGX).
+# Sources: NVIDIA's data sheets and Google's TPU pages. GPU rates are those without sparsity. Names
+# without a suffix are the SXM boards of GPUs with several variants. Network bandwidths are those of
+# NVIDIA's own machines (DGX).
 ACCELERATORS: Mapping[str, Accelerator] = {
     accelerator.name: accelerator
     for accelerator in (
@@ -120,20 +122,20 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 
 def get_accelerator(name: str) -> Accelerator:
-    """Returns the accelerator with a name, in upper or lower case.
+    """Returns the accelerator with this name. The case of letters does not matter.
 
-    The prefix `tpu-` can be omitted: "v5e".
+    The prefix `tpu-` can be omitted, e.g. "v5e" for "tpu-v5e".
 
     Raises:
-        UsageError: The accelerator is unknown. The message lists the known ones.
+        UsageError: The accelerator is unknown. The message lists the known accelerators.
     """
     if f"tpu-{name.lower()}" in ACCELERATORS:
         return ACCELERATORS[f"tpu-{name.lower()}"]
     if name.lower() not in ACCELERATORS:
         raise UsageError(
             f"unknown accelerator '{name}'{did_you_mean(name.lower(), ACCELERATORS)} (known: "
-            f"{', '.join(ACCELERATORS)}); for another one, name the most similar one and set "
-            "--peak_tflops and --memory_gb"
+            f"{', '.join(ACCELERATORS)}). For any other accelerator, use the most similar one and "
+            "set --peak_tflops and --memory_gb"
         )
     return ACCELERATORS[name.lower()]
 
@@ -141,7 +143,7 @@ def get_accelerator(name: str) -> Accelerator:
 def find_accelerator(device_kind: str) -> Accelerator | None:
     """Returns the accelerator with a jax `device_kind`, or `None` if it is unknown.
 
-    Names match whole words only: "NVIDIA L40" is not an "l4".
+    Names only match whole words, so that "NVIDIA L40" does not match "l4".
     """
     matches = [
         (len(text), accelerator)

@@ -1,4 +1,4 @@
-"""Optimizers and learning rate schedules by name, all of them from optax."""
+"""Optimizers and learning rate schedules, selected by name. The optimizers come from optax."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
 
 MaskFunction: TypeAlias = Callable[[Tree], dict]
-#: ``factory(schedule, arguments, weight_decay_mask)``.
+#: Creates an optimizer: ``factory(schedule, arguments, weight_decay_mask)``.
 OptimizerFactory: TypeAlias = Callable[
     [optax.Schedule, TrainingArguments, MaskFunction], optax.GradientTransformation
 ]
 
-# As in v4: no weight decay for biases and normalization layers.
+# Parameters without weight decay, as in Transformers 4: biases and normalization layers.
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
-# Optimizers whose update depends on a norm or a factorization of the whole array.
+# Optimizers whose update of a parameter depends on a norm or factorization of the whole array.
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
 
 
@@ -43,11 +43,12 @@ def make_schedule(
 
     Args:
         arguments: The training flags.
-        total_steps: The number of steps of the run. `linear` and `cosine` reach `lr_end_ratio` of
-            the peak at the end, or `lr_constant_steps` before the end.
-        width: The hidden size of the model, which `noam` requires (Vaswani et al., 2017, equation
-            3). With `noam`, the learning rate is a factor, usually 1 or 2. `inverse_sqrt` has the
-            same shape and a peak learning rate instead.
+        total_steps: The number of steps of the run. `linear` and `cosine` decay to `lr_end_ratio`
+            times the peak. They reach this value at the end of the run or, with
+            `lr_constant_steps`, that many steps before the end.
+        width: The hidden size of the model, which only `noam` requires (Vaswani et al., 2017,
+            equation 3). With `noam`, `learning_rate` is a factor, usually 1 or 2, and not the peak.
+            `inverse_sqrt` is a schedule of the same shape whose peak is `learning_rate`.
 
     Raises:
         UsageError: The flags contradict each other or the number of steps.
@@ -76,7 +77,7 @@ def make_schedule(
     decays: dict[str, optax.Schedule] = {
         "linear": optax.linear_schedule(peak, end * peak, steps),
         "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
-        # join_schedules evaluates all schedules at every step, so `step` can be negative here.
+        # join_schedules evaluates all schedules at every step, so `step` is negative in the warmup.
         "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / jnp.maximum(step + shift, 1)),
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
@@ -89,9 +90,10 @@ def make_schedule(
 
 
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
-    """Returns the schedule of Vaswani et al., 2017, equation 3, with steps counted from 1.
+    """Returns the learning rate schedule of Vaswani et al., 2017, equation 3.
 
-    It is `factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`.
+    The learning rate is `factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`, where steps are
+    counted from 1.
     """
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
@@ -102,11 +104,12 @@ def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
 
 
 def path_mask(patterns: Sequence[str], *, matching: bool) -> MaskFunction:
-    """Returns a function from parameters to a tree of bools.
+    """Returns a function that maps a tree of parameters to a mask, which is a tree of bools.
 
     Args:
         patterns: Regular expressions for parameter paths, ignoring case.
-        matching: The value for parameters that match a pattern.
+        matching: The value of the mask for parameters that match a pattern. It is `not matching`
+            for all others.
     """
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
@@ -126,14 +129,15 @@ def make_optimizer(
     schedule: optax.Schedule,
     stacked: Sequence[trees.Path] = (),
 ) -> optax.GradientTransformation:
-    """Chains freezing, gradient clipping and an optimizer with its weight decay mask.
+    """Returns the optimizer of a run, with parameter freezing, gradient clipping and weight decay.
 
     Args:
         factory: The registered factory of the optimizer.
         arguments: The training flags.
         schedule: The learning rate schedule.
-        stacked: Path prefixes of scanned layers. Optimizers whose update depends on a whole array
-            are applied to each layer separately, so that scanning does not change the result.
+        stacked: Path prefixes of scanned layers, whose parameters are stacked into one array. The
+            optimizers in `PER_LEAF` are applied to each layer separately, so that scanning does not
+            change the result.
     """
     frozen = []
     if arguments.freeze:
@@ -166,14 +170,14 @@ def apply_per_layer(
 
     Args:
         inner: The optimizer.
-        stacked: Path prefixes of stacked layers. All other parameters are updated together.
+        stacked: Path prefixes of stacked layers. `inner` is applied once to all other parameters.
     """
 
     def parts(tree: Tree) -> dict[str, Any]:
         stacks: dict[str, dict[trees.Path, Any]] = {}
         for path, leaf in trees.flatten(tree).items():
             inside = any(path[: len(head)] == head for head in stacked)
-            # Parameters that only some layers have form a shorter stack.
+            # Parameters that only some layers have are stacked into a shorter array.
             stacks.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
         return {name: trees.unflatten(part) for name, part in stacks.items()}
 
@@ -208,9 +212,9 @@ def _factory(
 
     Args:
         make: The optax function.
-        flags: Argument names of `make`, and the flags with their values.
-        decays: Whether `make` accepts weight decay and a mask. Otherwise decoupled weight decay is
-            added as a second transformation, applied to zeros.
+        flags: For each argument name of `make`, the flag that contains its value.
+        decays: Whether `make` accepts weight decay and a mask. Otherwise a second transformation
+            computes the decoupled weight decay, and its updates are added to those of `make`.
     """
 
     def factory(
@@ -245,20 +249,21 @@ _BETAS = {"b1": "adam_beta1", "b2": "adam_beta2"}
 _ADAM = _BETAS | {"eps": "adam_epsilon"}
 
 
-#: Path prefixes of the scanned layers of the model whose optimizer is created.
+#: Path prefixes of the model's scanned layers, while a factory creates its optimizer.
 _STACKED = contextvars.ContextVar[Sequence[trees.Path]]("_STACKED", default=())
 
 
 def _muon(schedule: optax.Schedule, **options: Any) -> optax.GradientTransformation:
-    """Muon for the kernels of layers, and Adam for all other parameters.
+    """Returns an optimizer with Muon for the weight matrices of layers and Adam for the rest.
 
-    Embeddings, poolers and heads are outside of layers. Updates are scaled to the RMS of Adam
-    updates, so that both can use the same learning rate.
+    Embeddings, poolers and heads do not count as layers, so Adam updates them. Muon updates are
+    scaled to the typical RMS of Adam updates, so that both can use the same learning rate.
     """
     stacked = _STACKED.get()
 
     def axes(path: trees.Path, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        # A number right before the kernel counts the parts of a head, as in ResNet.
+        # A number in the path is the index of a layer. A number right before the last component is
+        # an exception: it is the index of a module in a head, e.g. classifier/1/kernel in ResNet.
         in_layers = any(map(str.isdigit, path[:-2])) or any(path[: len(p)] == p for p in stacked)
         if path[-1] != "kernel" or not in_layers:
             return None
@@ -275,7 +280,7 @@ def _muon(schedule: optax.Schedule, **options: Any) -> optax.GradientTransformat
 
 adamw = _factory(optax.adamw, _ADAM, decays=True)  # Loshchilov and Hutter, 2019
 lion = _factory(optax.lion, _BETAS, decays=True)  # Chen et al., 2023
-# Shazeer and Stern, 2018, with an explicit learning rate, as in v4.
+# Shazeer and Stern, 2018, with an explicit learning rate, as in Transformers 4.
 adafactor = _factory(optax.adafactor)
 # Jordan et al., 2024, with the scale of Liu et al., 2025
 muon = _factory(

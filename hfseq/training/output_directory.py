@@ -1,4 +1,7 @@
-"""The output directory of a run (locking, validation, damaged checkpoints), and its devices."""
+"""Prepares the output directory of a run, and checks its devices.
+
+The directory is validated and locked, and damaged checkpoints in it are moved aside.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ LOCK_FILE = ".hfseq-run.lock"
 
 @contextlib.contextmanager
 def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterator[Workspace]:
-    """Prepares the output directory, and locks it during the body if the run trains.
+    """Context manager that prepares the output directory of a run.
 
-    The local copy of a remote directory is updated, and damaged checkpoints are moved aside.
+    If the run trains, the directory stays locked until the context ends, and damaged checkpoints
+    are moved aside. The local copy of a remote directory is updated.
 
     Args:
         training: The training flags.
@@ -75,10 +79,10 @@ def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterat
 
 @contextlib.contextmanager
 def lock_directory(folder: Path) -> Iterator[None]:
-    """Locks an output directory during the body.
+    """Context manager that locks an output directory.
 
-    The system releases the lock when the process ends for any reason, so the file of a killed run
-    does not block later ones. On file systems without locks, a warning is logged.
+    The operating system releases the lock when the process ends for any reason, so the lock file of
+    a killed run does not block later runs. On file systems without locks, a warning is logged.
 
     Raises:
         UsageError: Another run has locked the directory. The message contains its process, machine
@@ -124,8 +128,9 @@ def lock_directory(folder: Path) -> Iterator[None]:
 def move_damaged_checkpoints(output_dir: Path) -> None:
     """Moves the latest checkpoints aside if they are damaged, and logs a warning.
 
-    They are renamed to `checkpoint-<step>-damaged`, next to the folder `checkpoints`. The run then
-    repeats the steps after the last intact checkpoint. If none is intact, nothing is moved.
+    All checkpoints after the latest intact one are renamed to `checkpoint-<step>-damaged`, next to
+    the folder `checkpoints`. The run then repeats the steps after the intact checkpoint. If no
+    checkpoint is intact, nothing is moved.
 
     Raises:
         CheckpointError: All checkpoints are damaged.
@@ -163,10 +168,13 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
 
 
 def require_device(device: str | None) -> None:
-    """Raises if jax runs on another device type than `--device`.
+    """Checks that jax runs on the device type that `--device` requires.
+
+    Args:
+        device: The value of `--device`. With `None`, any device type is accepted.
 
     Raises:
-        UsageError: The device type is not available.
+        UsageError: jax runs on a different device type.
     """
     if device is None:
         return
@@ -184,8 +192,9 @@ def use_compilation_cache(folder: str | None) -> None:
     """Enables the persistent compilation cache.
 
     Args:
-        folder: The directory, or "none" to disable the cache. Default: `$HFSEQ_CACHE/xla`, or
-            `~/.cache/hfseq/xla`. A cache that is already configured in jax is kept.
+        folder: The directory, or "none" for no cache. Default: `$HFSEQ_CACHE/xla`, or
+            `~/.cache/hfseq/xla` if the variable is not set. If a cache is already configured in
+            jax, for instance with `JAX_COMPILATION_CACHE_DIR`, `folder` is ignored.
     """
     if folder == "none" or jax.config.values["jax_compilation_cache_dir"]:
         return

@@ -36,19 +36,22 @@ def step_flops(
     head_tokens: int,
     attention: float | None = None,
 ) -> float:
-    """Returns the model FLOPs of a step.
+    """Returns the model FLOPs of a training step.
 
-    They are 6 per weight and token, and 12 L T d per token for attention. Embedding look-ups cost
-    nothing. A tied head costs one product with the embedding per head token. Recomputation (remat)
-    and padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+    A step takes 6 FLOPs per weight and token, and 12 L T d FLOPs per token for attention, where L
+    is the number of layers, T the number of tokens per row, and d the hidden size. Embedding
+    look-ups are not counted. The output head is counted for `head_tokens` only, as a matrix of
+    vocabulary size times d, whether or not it is tied to the embedding. Recomputation (remat) and
+    padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
 
     Args:
         params: The parameters, or their shapes.
-        config: The configuration.
+        config: The model's configuration.
         tokens: Tokens per step.
         length: Tokens per row (T).
-        head_tokens: Tokens per step for which the head is computed.
-        attention: FLOPs of attention per token, for models that provide it. Default: 12 L T d.
+        head_tokens: Tokens per step for which the output head is computed.
+        attention: FLOPs of attention per token, for models that can compute this number. Default:
+            12 L T d.
     """
     vocab = getattr(config, "vocab_size", 0)
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
@@ -63,9 +66,9 @@ def step_flops(
 
 
 def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, length: int) -> float:
-    """Returns the model FLOPs of a step.
+    """Returns the model FLOPs of a training step of an objective.
 
-    The decoder of an encoder-decoder only processes the targets.
+    For an encoder-decoder, this takes into account that the decoder only processes the targets.
 
     Args:
         model: The model.
@@ -87,17 +90,18 @@ def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, lengt
 
 
 def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
-    """Returns the model FLOPs of training on pairs.
+    """Returns the model FLOPs of training an encoder-decoder on pairs of source and target.
 
-    They are 6 per weight and token, and 12 d per layer and product of attention. Decoder matrices
-    that compute keys and values of the source process source tokens. Embedding look-ups and padding
-    cost nothing.
+    A pair takes 6 FLOPs per weight and token. Each attention layer also takes 12 d FLOPs per
+    combination of a query and a key, where d is the width of queries, keys and values. In the
+    decoder, the weights that compute the keys and values of cross-attention process source tokens.
+    All other weights of the decoder process target tokens. Embedding look-ups are not counted.
 
     Args:
         model: The model.
-        work: Sums over the pairs.
-        causal: The share of target positions that a target attends to on average. 1 if the whole
-            square is computed.
+        work: Sums over the pairs of a step: their lengths, squared lengths and products of lengths.
+        causal: The fraction of the target positions to which a target position attends on average.
+            1 if the attention scores are computed for all pairs of target positions.
     """
     config = model.config
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
@@ -122,12 +126,13 @@ def peak_flops(
 ) -> float:
     """Returns the peak FLOP/s of the devices of all processes, and logs the source of the number.
 
-    The source is `peak_tflops`, or else the data sheet of the device, or else the measured rate of
-    a matrix product.
+    The source is `peak_tflops` if it is set, or else the data sheet of the device. For devices
+    without a data sheet, the rate of a matrix multiplication is measured.
 
     Args:
         compute_dtype: The computation dtype.
-        peak_tflops: TFLOP/s per device, or per process on CPUs, whose devices share the cores.
+        peak_tflops: TFLOP/s per device. On CPUs, it is TFLOP/s per process, because the devices of
+            a process share its cores.
     """
     device, dtype = jax.devices()[0], jnp.dtype(compute_dtype or jnp.float32)
     on_cpu = device.platform == "cpu"
@@ -141,7 +146,7 @@ def peak_flops(
     else:
         if on_cpu:
             processes.barrier()
-        unit_flops, source = measure_flops(dtype.name), "a measured matrix product"
+        unit_flops, source = measure_flops(dtype.name), "a measured matrix multiplication"
     unit = "process" if on_cpu else "device"
     logger.info(
         "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s, according "
@@ -157,7 +162,7 @@ def peak_flops(
 
 @functools.cache
 def measure_flops(dtype: str, size: int = 1536) -> float:
-    """Measures the FLOP/s of a large matrix product on this machine, in about 0.1 seconds."""
+    """Measures the FLOP/s of a large matrix multiplication. This takes about 0.1 seconds."""
     x = jnp.ones((size, size), dtype)
 
     @jax.jit
@@ -174,7 +179,7 @@ def measure_flops(dtype: str, size: int = 1536) -> float:
 
 
 def peak_memory_gb() -> float:
-    """Returns the peak memory in GB, of a device or, on a CPU, of the process."""
+    """Returns the peak memory use of the first device, or of the process on a CPU, in GB."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9
@@ -183,14 +188,17 @@ def peak_memory_gb() -> float:
 
 @dataclasses.dataclass
 class Meter:
-    """Measures tokens per second and MFU between two readings, without evaluation and saving.
+    """Measures tokens per second and MFU between two readings.
+
+    The time for evaluation and saving is excluded.
 
     Attributes:
-        flops_per_token: Model FLOPs per token without padding.
+        flops_per_token: Model FLOPs per token, without the cost of padding.
         peak: Peak FLOP/s of all devices.
-        padded_flops_per_token: FLOPs per token including the cost of padding, if it is known. The
-            rates with padding are then reported, too.
-        padded_tokens_per_token: The ratio of tokens with padding to tokens without.
+        padded_flops_per_token: Model FLOPs per token, including the cost of padding, or `None` if
+            unknown. If it is set, rates that include padding are reported, too.
+        padded_tokens_per_token: The number of tokens including padding, divided by the number of
+            tokens without padding.
     """
 
     flops_per_token: float
@@ -240,13 +248,13 @@ def make_meter(
 ) -> Meter:
     """Returns the meter of a run.
 
-    All processes must call this together: those on CPUs measure the peak rate at the same time, so
-    that processes on the same machine each measure their share.
+    All processes must call this function at the same time. On CPUs, they measure the peak rate
+    together, so that each process on a machine measures its share of the machine's rate.
 
     Args:
         model: The model.
         objective: The objective.
-        data: The data. For pairs, real and padded tokens are counted separately.
+        data: The data. If its rows contain pairs, the rates are computed with and without padding.
         rows: Rows per step.
         length: Tokens per row that the model processes.
         peak_tflops: The value of `--peak_tflops`.

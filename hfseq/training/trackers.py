@@ -1,10 +1,12 @@
-"""Trackers: TensorBoard, Weights & Biases, JSON lines, and those of plugins.
+"""Trackers, which record the metrics of a run: TensorBoard, Weights & Biases and JSON lines.
 
-A tracker never stops training: an error while writing is logged once, and the run continues.
+Plugins can add further trackers. An error in a tracker does not stop training. The first error is
+logged, and the run continues.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfseq import plugins
-from hfseq.errors import UsageError, redact_private, redact_values
+from hfseq.errors import UsageError, import_problem, redact_private, redact_values
 from hfseq.reports.log import read_lines
 from hfseq.training.event_file import (
     FAILURE,
@@ -42,10 +44,13 @@ PACKAGES = {"wandb": "hfseq[wandb]"}
 class Tracker(Protocol):
     """A destination for the metrics and texts of a run.
 
-    A tracker can have two more methods. `resume(step)` is called before anything is logged if a run
-    continues training from that step. Records of later steps will be logged again. Records of that
-    step may be logged again, and the new ones replace the old ones. `histograms(values, step)`
-    receives a `hfseq.training.event_file.Histogram` for each tag, for `--log_histograms`.
+    A tracker can have two optional methods:
+
+    - `resume(step)` is called before anything is logged if the run resumes training from `step`.
+      The tracker should remove its records of later steps, which will be logged again. Records of
+      `step` itself may be logged again, and should then replace the old ones.
+    - `histograms(values, step)` records the histograms of `--log_histograms`. `values` contains a
+      `hfseq.training.event_file.Histogram` for each tag.
     """
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -86,7 +91,8 @@ def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
     """Returns the names of the trackers in `--report_to`.
 
     Args:
-        report_to: A list of names, "all" (installed ones), or "none".
+        report_to: Names of trackers, "all" for all trackers whose packages are installed, or
+            "none".
 
     Raises:
         UsageError: "all" or "none" is combined with another name.
@@ -114,9 +120,9 @@ def make_trackers(
         names: The value of `--report_to`.
         run_directory: The output directory.
         arguments: The training flags.
-        run_config: The flags to record. Tokens are removed.
-        resume_step: The step from which training continues. Trackers then remove their records of
-            later steps; 0 removes those of all training steps. Default: keep all records.
+        run_config: The flags to record. Access tokens are removed.
+        resume_step: The step from which training resumes. Trackers then remove their records of
+            later steps, or of all training steps if it is 0. Default: keep all records.
 
     Raises:
         UsageError: A name is unknown, or a package is missing.
@@ -129,13 +135,13 @@ def make_trackers(
         try:
             tracker = GuardedTracker(name, partial(factory, run_directory, arguments, config))
         except ImportError as error:
-            if requested == ["all"]:
-                continue
-            package = PACKAGES.get(name, error.name or name)
-            raise UsageError(
-                f"--report_to {name} requires a package that is not installed: "
-                f"pip install '{package}'"
-            ) from error
+            package = name if name in PACKAGES else error.name or name
+            problem = import_problem(error, package, PACKAGES.get(name, package))
+            if requested != ["all"]:
+                raise UsageError(f"--report_to {name} {problem}") from error
+            if importlib.util.find_spec(package) is not None:
+                logger.warning("--report_to all omits %s: it %s", name, problem)
+            continue
         if resume_step is not None:
             tracker.resume(resume_step)
         trackers.append(tracker)
@@ -143,21 +149,22 @@ def make_trackers(
 
 
 def drop_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `config` without entries that are named like tokens or passwords."""
+    """Returns `config` without entries whose name indicates an access token or password."""
     secret = re.compile(r"(^|_)(token|api_key|password|secret)$")
     return {key: value for key, value in config.items() if not secret.search(key)}
 
 
 def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `config` without tokens and the home directory in its texts."""
+    """Returns `config` without access tokens and the home directory in its strings."""
     return redact_values(dict(config), redact_private)
 
 
 class GuardedTracker:
-    """A tracker that logs a single warning, instead of raising, if it cannot write.
+    """Wraps a tracker, and logs a warning instead of raising if the tracker cannot write.
 
-    If opening fails for an operating system error, it is tried again for each record. After any
-    other error, except a missing package, the tracker stays closed.
+    Only the first error is logged. If opening the tracker fails with an error of the operating
+    system, every later call tries to open it again. Missing packages and usage errors are raised.
+    After any other error while opening, the tracker remains closed.
 
     Args:
         name: The name of the tracker.
@@ -185,7 +192,11 @@ class GuardedTracker:
         self._call("histograms", values, step)
 
     def resume(self, step: int) -> None:
-        """Removes later steps, if the tracker supports it. Retried before the next record."""
+        """Removes the records of later steps, if the tracker supports this.
+
+        If this fails with an error of the operating system, it is tried again before the next
+        record.
+        """
         self._resume_at = step
         self._call("")
 
@@ -203,7 +214,7 @@ class GuardedTracker:
                 except (OSError, ImportError, UsageError):
                     raise
                 except Exception:
-                    self._make = None  # a login or a connection can take minutes to fail
+                    self._make = None  # retrying a login or a connection can take minutes
                     raise
             if self._tracker is None:
                 return
@@ -228,11 +239,11 @@ class GuardedTracker:
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl`, with one object per line: step, time and metrics.
+    """Writes `metrics.jsonl`. Each line is a JSON object with the step, the time and the metrics.
 
-    Each line is complete or absent. When a run starts or resumes training, a line contains its
-    configuration under `run`. Records that a resumed run repeats for its first step replace the old
-    ones.
+    No line is written partially. When a run starts or resumes training, it writes a line with its
+    flags under the key `run`. A resumed run may log the step from which it resumes again. The new
+    records then replace the old ones.
     """
 
     def __init__(
@@ -249,7 +260,7 @@ class JsonlTracker:
     def _open(self) -> AppendOnlyFile:
         file = AppendOnlyFile(self.path)
         content = self.path.read_bytes()
-        if not content.endswith(b"\n"):  # a killed run or a full disk: drop the incomplete line
+        if not content.endswith(b"\n"):  # drop a line that a killed run left incomplete
             os.truncate(self.path, content.rfind(b"\n") + 1)
         return file
 
@@ -266,7 +277,7 @@ class JsonlTracker:
         self._write(step, {"text": {tag: text}})
 
     def resume(self, step: int) -> None:
-        """Removes the lines of later steps, by replacing the file."""
+        """Removes the lines of later steps. The file is replaced atomically."""
         lines = [line for line, record in read_lines(self.path) if record["step"] <= step]
         self._rewrite(lines)
         self._resumed_at, self._num_old_lines = step, len(lines)
@@ -285,7 +296,7 @@ class JsonlTracker:
             self._file = self._open()
 
     def _forget(self, names: set[str]) -> None:
-        """Removes old lines about the same metrics or tags at the resumed step."""
+        """Removes the old lines of the resumed step that contain any of these metrics or tags."""
         lines = list(read_lines(self.path))
         remaining = [
             line
@@ -305,7 +316,7 @@ class JsonlTracker:
 
 
 def _names(record: Mapping[str, Any]) -> set[str]:
-    """Returns the metrics of a line, or the tags of its texts."""
+    """Returns the names of the metrics of a line, or the tags of its texts."""
     texts = record.get("text")
     tags = {f"text/{tag}" for tag in texts} if isinstance(texts, dict) else set()
     return tags | (record.keys() - {"step", "time", "text", "run"})
@@ -316,7 +327,10 @@ def _set_values(run_config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class TensorBoardTracker:
-    """Writes event files in `<run_directory>/runs/<date_host>/`, which the Hub displays, too."""
+    """Writes TensorBoard event files in `<run_directory>/runs/<date_host>/`.
+
+    The Hub displays these files, too.
+    """
 
     def __init__(
         self,
@@ -353,7 +367,7 @@ class TensorBoardTracker:
         self._open().histograms(values, step)
 
     def resume(self, step: int) -> None:
-        """Continues in the latest directory, so that curves are continuous."""
+        """Directs further events to the latest directory, so that its curves continue."""
         directories = [path.parent for path in self.runs.glob("*/*tfevents*")]
         if directories and step > 0:
             newest = max(directories, key=lambda path: path.stat().st_mtime)
@@ -361,7 +375,7 @@ class TensorBoardTracker:
             self._open(newest).start_session(step + 1)
 
     def _forget(self, tags: Iterable[str], step: int) -> None:
-        """Removes old events with these tags at the resumed step."""
+        """Removes the old events of the resumed step that have these tags."""
         if step == self._resumed_at:
             for path in self._old_files:
                 remove_events(path, step, tags)
@@ -371,14 +385,14 @@ class TensorBoardTracker:
         if self._file is None:
             return
         try:
-            if self._config:  # also called while an exception propagates
+            if self._config:  # `close` is also called while an exception propagates
                 self._file.end_session(FAILURE if sys.exc_info()[0] else SUCCESS)
         finally:
             self._file.close()
 
 
 class WandbTracker:
-    """A Weights & Biases run, which is resumed if the directory contains its ID (`wandb_run_id`).
+    """Logs to a Weights & Biases run, whose ID is stored in `wandb_run_id` to resume it later.
 
     The project is WANDB_PROJECT or "hfseq". All other WANDB_* variables work as documented by W&B.
     """
@@ -405,7 +419,10 @@ class WandbTracker:
         id_file.write_text(run_id + "\n")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Logs the metrics. W&B ignores steps that it already has (from before a kill)."""
+        """Logs the metrics.
+
+        After a resume, W&B ignores the steps that it received before the run was interrupted.
+        """
         self.run.log(dict(metrics), step=step)
 
     def text(self, tag: str, text: str, step: int) -> None:

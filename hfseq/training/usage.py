@@ -1,11 +1,11 @@
-"""The objectives of `hfseq train`: other names, and the text of ``--help`` with examples.
+"""The help texts of the objectives of `hfseq train` with examples, and aliases of objectives.
 
-The examples are commands of the installed package. A script shows them with its own name.
+The examples use the command ``hfseq train``. The help of a script shows its own name instead.
 """
 
 from __future__ import annotations
 
-#: Words of the names of scripts, and the objectives that they stand for.
+#: Other names of objectives. Most of them are part of the name of a script.
 ALIASES = {
     "bart_dlm": "denoising",
     "captioning": "image_to_text",
@@ -29,9 +29,8 @@ ANY_OBJECTIVE = r"""Train with any objective, including those of plugins.
         --model_type roberta --tokenizer_name FacebookAI/roberta-base \
         --train_file corpus.txt --validation_file valid.txt --do_train --do_eval
 
-`hfseq train copying` is the same command. `hfseq train --list` lists the objectives. The other
-flags are those of the objective's data and of all training commands; `--objective NAME --help`
-lists them.
+`hfseq train copying` does the same. `hfseq train --list` lists the objectives, and `--objective
+NAME --help` lists the flags of an objective.
 """
 
 USAGE: dict[str, str] = {
@@ -63,13 +62,13 @@ Create a tokenizer and a configuration, then train the model:
         --warmup_steps 1000 --adam_beta2 0.98 --weight_decay 0.01 --num_train_epochs 20 \
         --logging_steps 500 --save_steps 2500 --eval_steps 2500
 
-Compute the perplexity per word of WikiText-2, with its lines as one stream:
+Compute the perplexity per word of WikiText-2, where all lines form one continuous text:
 
     hfseq train clm --output_dir wikitext --model_name_or_path my-gpt2 --do_eval \
         --validation_file wikitext-2/test.txt --cross_documents --word_perplexity
 
-Train a VQ Transformer on the bytes of enwik8 as in its paper, with rows of 8,192 bytes and an
-update every 2,048 bytes:
+Train a VQ Transformer on the bytes of enwik8 with the settings of its paper, where rows have 8,192
+bytes and the weights are updated every 2,048 bytes:
 
     hfseq tokenizer --model_type vq_transformer --vocabulary bytes --output_dir bytes
 
@@ -83,13 +82,16 @@ update every 2,048 bytes:
         --max_eval_batches 100 --load_best_model_at_end --save_steps 1000 --dtype bfloat16
 """,
     "rtd": r"""
-Pretrain ELECTRA: the discriminator finds the tokens that a small generator replaced.
+Pretrain ELECTRA, whose discriminator finds the tokens that a small generator replaced.
 
     hfseq train rtd --output_dir my-electra --model_type electra --tokenizer_name my-bert \
         --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl"
 """,
     "sop": r"""
-Pretrain ALBERT or BERT: masked tokens and the order or succession of two segments.
+Pretrain ALBERT or BERT to predict masked tokens and how two text segments are related.
+
+For ALBERT, the model predicts whether the segments are in the right order, and for BERT, whether
+the second one follows the first:
 
     hfseq train sop --output_dir my-albert --model_type albert --tokenizer_name my-bert \
         --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl"
@@ -126,7 +128,7 @@ Create a tokenizer and a configuration, then train the model:
     "translation": r"""
 Train or fine-tune a translation model (Marian, Pegasus, T5, BART, your own).
 
-English to Spanish from a CSV file. The first run trains the vocabulary:
+Train on English-Spanish pairs from a CSV file. The first run also trains the tokenizer:
 
     hfseq train translation --output_dir my-en-es --train_file "$DATA/english-spanish.csv" \
         --source_lang en --target_lang es --test_split_percentage 1 --do_train --do_eval \
@@ -135,8 +137,8 @@ English to Spanish from a CSV file. The first run trains the vocabulary:
         --adam_beta2 0.98 --num_train_epochs 10 --eval_steps 1000 --save_steps 1000 \
         --metric_for_best_model eval_bleu --load_best_model_at_end
 
-The WMT example, German to English (--reverse_translation for English to German), with its big
-model:
+Train a big model on German-English data of WMT. Add --reverse_translation to train from English to
+German:
 
     hfseq train translation --output_dir wmt --preset big --dataset_name wmt/wmt17 \
         --dataset_config_name de-en --source_lang de --target_lang en --vocab_size 32000 \
@@ -145,8 +147,9 @@ model:
         --adam_epsilon 1e-9 --max_steps 100000 --eval_steps 1000 --save_steps 10000 \
         --precision bfloat16
 
-Without data, the command trains on generated numbers and dates, English to German, in about ten
-minutes on two cores (--target_lang es or nb for Spanish or Norwegian):
+Without flags for data, the command trains a model that translates generated numbers and dates from
+English to German. This takes about ten minutes on two cores. Use --target_lang es or nb to
+translate to Spanish or Norwegian:
 
     hfseq train translation --output_dir numbers-en-de
 """,
@@ -158,7 +161,7 @@ Train summarization: XSum, CNN/DailyMail or your own data.
         --per_device_train_batch_size 16 --learning_rate 5e-5 --warmup_steps 500 \
         --num_train_epochs 3
 
-Your own data, with lines such as {"text": "...", "summary": "..."}. T5 requires a prefix:
+Use your own data, with lines such as {"text": "...", "summary": "..."}. T5 requires a prefix:
 
     hfseq train summarization --output_dir my-summaries --do_train --do_eval --do_predict \
         --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
@@ -167,8 +170,8 @@ Your own data, with lines such as {"text": "...", "summary": "..."}. T5 requires
     "classification": r"""
 Train text classification or regression on texts or text pairs: GLUE or your own data.
 
-CoLA from its files, with both development sets (GLUE's validation set). To load it from the Hub,
-use --task_name cola instead of the files:
+Train on the files of CoLA. Its two development sets together are the validation set of GLUE. To
+load CoLA from the Hub, use --task_name cola instead of the files:
 
     hfseq train classification --output_dir my-cola \
         --train_file "$COLA/raw/in_domain_train.tsv" \
@@ -178,7 +181,7 @@ use --task_name cola instead of the files:
         --eval_strategy epoch --metric_for_best_model eval_matthews_correlation \
         --load_best_model_at_end
 
-The FP8 encoder of the Transformer Engine example, with a word vocabulary:
+Train the FP8 encoder of the example of Transformer Engine, with a vocabulary of words:
 
     hfseq train classification --output_dir te-cola \
         --train_file "$COLA/raw/in_domain_train.tsv" \
@@ -187,7 +190,8 @@ The FP8 encoder of the Transformer Engine example, with a word vocabulary:
         --per_device_train_batch_size 64 --learning_rate 1e-4 --weight_decay 1e-4 \
         --num_train_epochs 3 --precision fp8_delayed
 
-Your own text pairs, with column names, and predictions for a file without labels:
+Use your own text pairs, with the names of their columns, and predict the labels for a test file,
+which may lack them:
 
     hfseq train classification --output_dir my-pairs --do_train --do_eval --do_predict \
         --train_file train.csv --validation_file dev.csv --test_file test.csv \
@@ -195,35 +199,35 @@ Your own text pairs, with column names, and predictions for a file without label
         --model_name_or_path my-bert
 """,
     "token_classification": r"""
-Train token classification: named entities, parts of speech (Transformers 4: run_flax_ner.py).
+Train token classification, e.g. named entities or parts of speech (run_flax_ner.py of v4).
 
-Examples are a list of words and a list of tags. CoNLL-2003 from the Hub:
+Each example consists of a list of words and a list of tags. Train on CoNLL-2003 from the Hub:
 
     hfseq train token_classification --output_dir my-ner --dataset_name lhoestq/conll2003 \
         --model_name_or_path google-bert/bert-base-cased --per_device_train_batch_size 16 \
         --learning_rate 5e-5 --num_train_epochs 3
 
-Your own data, with lines such as {"tokens": ["Ada", "went", "to", "Rome"], "ner_tags": ["B-PER",
-"O", "O", "B-LOC"]}, and predictions for a file without tags:
+Use your own data, with lines such as {"tokens": ["Ada", "went", "to", "Rome"], "ner_tags":
+["B-PER", "O", "O", "B-LOC"]}, and predict the tags for a test file, which may lack them:
 
     hfseq train token_classification --output_dir my-ner --do_train --do_eval --do_predict \
         --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
         --model_name_or_path my-bert
 """,
     "question_answering": r"""
-Train extractive question answering: SQuAD or your own data (Transformers 4: run_qa.py).
+Train extractive question answering on SQuAD or your own data (run_qa.py in Transformers 4).
 
-SQuAD from the Hub. To include unanswerable questions, use --dataset_name rajpurkar/squad_v2
---version_2_with_negative:
+Train on SQuAD from the Hub. To include unanswerable questions, use --dataset_name
+rajpurkar/squad_v2 --version_2_with_negative:
 
     hfseq train question_answering --output_dir my-qa --dataset_name rajpurkar/squad \
         --model_name_or_path google-bert/bert-base-uncased --max_seq_length 384 \
         --doc_stride 128 --per_device_train_batch_size 12 --learning_rate 3e-5 \
         --num_train_epochs 2
 
-Your own data, in SQuAD's format or with lines such as {"id": "1", "question": "Who sings?",
-"context": "Ada sings.", "answers": {"text": ["Ada"], "answer_start": [0]}}, and predictions for a
-file without answers:
+Use your own data, and predict the answers for a test file, which may lack them. The files are in
+the format of SQuAD, or have lines such as {"id": "1", "question": "Who sings?", "context":
+"Ada sings.", "answers": {"text": ["Ada"], "answer_start": [0]}}:
 
     hfseq train question_answering --output_dir my-qa --do_train --do_eval --do_predict \
         --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
@@ -232,15 +236,15 @@ file without answers:
     "sft": r"""
 Fine-tune a causal language model on conversations or prompts with completions, like TRL's SFT.
 
-With lines such as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
-"content": "..."}]}, the model learns the turns of the assistant:
+Train on the assistant's messages in conversations, which are lines such as {"messages": [{"role":
+"user", "content": "..."}, {"role": "assistant", "content": "..."}]}:
 
     hfseq train sft --output_dir my-assistant --train_file train.jsonl \
         --validation_file dev.jsonl --model_name_or_path Qwen/Qwen2-0.5B --assistant_only_loss \
         --chat_template_path chat.jinja --eos_token "<|im_end|>" --max_length 1024 --packing \
         --per_device_train_batch_size 8 --num_train_epochs 3 --dtype bfloat16
 
-Adapters on a base quantized to four bits need a fraction of the memory:
+Train LoRA adapters on a base model that is quantized to four bits. This takes much less memory:
 
     hfseq train sft --output_dir my-adapter --dataset_name trl-lib/Capybara \
         --model_name_or_path Qwen/Qwen2-0.5B-Instruct --use_peft --load_in_4bit \
@@ -250,7 +254,7 @@ Adapters on a base quantized to four bits need a fraction of the memory:
 Train text embeddings on pairs of related texts, like sentence-transformers.
 
 The data are lines such as {"anchor": "how old is the law", "positive": "The law was made in
-1814."}, optionally with {"negative": ...} for hard negatives:
+1814."}. Lines can also have a hard negative, under the key "negative":
 
     hfseq train embedding --output_dir my-vectors --train_file pairs.jsonl \
         --validation_file dev.jsonl \
@@ -266,7 +270,7 @@ Train a pretrained encoder, with embeddings that can be truncated (Matryoshka):
     "image_classification": r"""
 Train image classification on folders, tables of image files, or a dataset with images.
 
-One folder per class, and a pretrained ViT:
+Fine-tune a pretrained ViT on images that are sorted into one folder per class:
 
     hfseq train image_classification --output_dir my-flowers --train_dir flowers/train \
         --validation_dir flowers/validation \
@@ -274,13 +278,14 @@ One folder per class, and a pretrained ViT:
         --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 5 \
         --eval_strategy epoch --metric_for_best_model eval_accuracy --load_best_model_at_end
 
-A table with a column of image paths, relative to the table, and a label column, for a new model:
+Train a new model on a table with a label column and a column of image paths, which are relative to
+the table:
 
     hfseq train image_classification --output_dir my-digits --train_file digits/train.csv \
         --image_column file --label_column digit --model_type vit --image_size 32 --no_augment \
         --config_overrides hidden_size=64,intermediate_size=128,num_hidden_layers=2,patch_size=8
 
-Predictions of a trained model for images without labels:
+Predict the classes of images without labels with a trained model:
 
     hfseq train image_classification --output_dir guesses --do_predict \
         --model_name_or_path my-flowers --test_dir holiday
@@ -296,11 +301,11 @@ or lists of captions:
         --image_column image_path --caption_column captions --max_seq_length 96 \
         --per_device_train_batch_size 64 --learning_rate 5e-5 --num_train_epochs 20
 
-With --vision_model_name_or_path and --text_model_name_or_path in place of --model_name_or_path, as
-in run_hybrid_clip.py of Transformers 4, the command combines the two models first, in a directory
-next to the output directory.
+Instead of --model_name_or_path, you can use --vision_model_name_or_path and
+--text_model_name_or_path, as in run_hybrid_clip.py of Transformers 4. The command then combines the
+two models first, and saves the result in a directory next to the output directory.
 
-The loss compares the global batch across all devices.
+The loss compares all images and captions of the global batch, across all devices.
 """,
     "image_to_text": r"""
 Train an image captioning model that consists of an image encoder and a text decoder.
@@ -326,7 +331,8 @@ my-captions FILE` captions other images.
     "wav2vec2": r"""
 Pretrain wav2vec 2.0 on audio without transcripts, with the contrastive objective.
 
-A folder of audio files, in any sampling rate and format that libsndfile reads, for a new model:
+Train a new model on a folder of audio files. libsndfile must be able to read their format. Audio is
+resampled if necessary:
 
     hfseq train wav2vec2 --output_dir my-speech --train_dir talks/train \
         --validation_dir talks/validation --config_name facebook/wav2vec2-base \
@@ -343,10 +349,10 @@ Continue training a pretrained model on a dataset with audio:
         --min_duration_in_seconds 2 --num_train_epochs 3
 """,
     "ctc": r"""
-Train wav2vec 2.0 for speech recognition by letters, with CTC.
+Train wav2vec 2.0 for speech recognition with CTC, where the labels are letters.
 
 The data are a table with a column of audio files, relative to the table, and a column of
-transcripts. The model was pretrained on audio without transcripts:
+transcripts. This fine-tunes a model that was pretrained on audio without transcripts:
 
     hfseq train ctc --output_dir my-ears --train_file spoken/train.csv \
         --validation_file spoken/validation.csv --audio_column_name audio \
@@ -374,16 +380,18 @@ Each evaluation transcribes the validation audio and reports the word and charac
 
 
 def objective_name(name: str) -> str:
-    """Returns the name of an objective for a name or one of `ALIASES`, with dashes or underscores.
+    """Returns the name of the objective that a user means by `name`.
 
-    Names of plugins' objectives are returned unchanged.
+    Args:
+        name: The name of an objective or one of `ALIASES`, with dashes or underscores. All other
+            names, such as those of objectives in plugins, are returned unchanged.
     """
     normalized = name.replace("-", "_")
     return ALIASES.get(normalized, normalized if normalized in USAGE else name)
 
 
 def summary(objective: str) -> str:
-    """Returns one sentence about an objective of hfseq, or an empty string."""
+    """Returns one sentence about an objective, or an empty string for an objective of a plugin."""
     return " ".join(USAGE.get(objective, "").strip().partition("\n\n")[0].split())
 
 
@@ -392,7 +400,7 @@ def usage(objective: str, program: str | None = None) -> str:
 
     Args:
         objective: The objective.
-        program: The command to show in the examples. Default: ``hfseq train OBJECTIVE``.
+        program: The command that the examples show. Default: ``hfseq train OBJECTIVE``.
     """
     command = f"hfseq train {objective}"
     text = USAGE.get(objective, f"Train with the objective '{objective}'.\n")

@@ -23,7 +23,7 @@ from hfseq.cli.text import (
 )
 from hfseq.errors import HfseqError
 
-# Row labels of the memory table, by key in `plan["bytes"]`.
+# Labels of the rows of the memory table. The keys are those of `plan["bytes"]`.
 PARTS = {
     "parameters": "parameters",
     "optimizer": "optimizer state",
@@ -31,7 +31,7 @@ PARTS = {
     "gradients": "gradients",
     "batch": "batch",
 }
-# Labels of the two activation estimates, by key in `plan["activations"]`.
+# Labels of the two estimates of activation memory. The keys are those of `plan["activations"]`.
 CHOICES = {"kept": "without gradient checkpointing", "recomputed": "with gradient checkpointing"}
 REMAT = {False: CHOICES["kept"], True: CHOICES["recomputed"]}
 
@@ -65,7 +65,11 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Prints the plan. Raises `HfseqError`, hence exit code 1, if the run does not fit."""
+    """Computes and prints the plan.
+
+    Raises:
+        HfseqError: The run does not fit into memory. The exit code of the command is then 1.
+    """
     use_cpu()
     from hfseq.cli.plan.estimate import make_plan
 
@@ -80,7 +84,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 
 def check_fit(plan: dict[str, Any]) -> None:
-    """Raises `HfseqError` if the run does not fit, with the shortfall and a batch that fits."""
+    """Raises `HfseqError` if the run does not fit into the memory of the devices.
+
+    The message says how much memory is missing, and which batch size fits if there is one.
+    """
     fit, devices = plan["fit"], plan["devices"]
     if fit["left"] >= 0:
         return
@@ -96,7 +103,7 @@ def check_fit(plan: dict[str, Any]) -> None:
     shortfall = format_bytes(fit["one_row"] - devices["usable"])
     recompute = "" if plan["run"]["gradient_checkpointing"] else "--gradient_checkpointing, "
     raise HfseqError(
-        f"{requirement}. A single row per device is still {shortfall} too much: try {recompute}"
+        f"{requirement}. Even a single row per device needs {shortfall} too much: try {recompute}"
         "a shorter --length, or more devices on the fsdp or tensor axis"
     )
 
@@ -134,7 +141,7 @@ def _run_lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _memory_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Tabulates memory by the sharding rules, and the traced activations if there are any."""
+    """Yields a table of the memory according to the sharding rules and the trace."""
     parts, activations = plan["bytes"], plan["activations"]
     part_rows = [
         (
@@ -156,11 +163,13 @@ def _memory_lines(plan: dict[str, Any]) -> Iterator[str]:
         *activation_rows,
     )
     if plan["devices"]["mesh"]["tensor"] > 1 and activations:
-        yield "  (the tensor axis also divides some activations, which is not subtracted here)"
+        yield (
+            "  (the tensor axis also shards some activations; this is not taken into account here)"
+        )
 
 
 def _attention_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Lists the implementation for each kind of attention call, and why others are unsuitable."""
+    """Lists the implementation for each type of attention call, and why others are unsupported."""
     if not plan["attention"]:
         return
     yield ""
@@ -171,7 +180,7 @@ def _attention_lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _compiled_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Tabulates the memory of the compiled programs, or says why nothing was compiled."""
+    """Yields a table of the memory of the compiled programs, or why no program was compiled."""
     compiled = plan["compiled"]
     if not compiled["programs"]:
         reasons = "; ".join(filter(None, (compiled["passed_over"], compiled["problem"])))
@@ -201,19 +210,23 @@ def _compiled_lines(plan: dict[str, Any]) -> Iterator[str]:
         yield "  (the workspace of cuDNN is not included)"
     if not compiled["real"]:
         yield (
-            "  (this program is for CPUs: a substitute that stores equally little replaces the "
-            "attention kernel. The compiler of the accelerator was not used: "
+            "  (this program was compiled for CPUs. It contains a substitute for the attention "
+            "kernel that uses as little memory. The compiler of the accelerator was not used: "
             f"{compiled['passed_over']})"
         )
 
 
 def _exchange_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Tabulates the collectives of a step, by the sharding rules and in the compiled step."""
+    """Yields two tables of collectives: those of the sharding rules, and those in the program."""
     exchange = plan["exchange"]
     if not exchange["rules"]:
         yield ""
         yield "The sharding rules require no communication between devices"
-    remark = "" if plan["compiled"]["real"] else " (XLA for CPUs sums where others scatter)"
+    remark = (
+        ""
+        if plan["compiled"]["real"]
+        else " (XLA for CPUs uses all-reduce where other compilers use reduce-scatter)"
+    )
     for key, title in (
         ("rules", "Communication per step according to the sharding rules"),
         ("compiled", f"Communication per step in the compiled program{remark}"),
@@ -221,7 +234,7 @@ def _exchange_lines(plan: dict[str, Any]) -> Iterator[str]:
         if exchange[key]:
             yield from _titled(
                 title,
-                ("kind", "over", "count", "bytes per device", "wire time"),
+                ("kind", "over", "count", "bytes per device", "transfer time"),
                 *(
                     (
                         collective["kind"],
@@ -236,20 +249,20 @@ def _exchange_lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _time_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Describes the time of a step, and of all tokens if their number is known."""
+    """Describes the time of a step and, if ``--tokens`` is set, the time of the whole run."""
     time = plan["time"]
     yield (
         f"{format_quantity(time['flops'])}FLOP per step: {format_seconds(time['seconds'])} at an "
         f"MFU of {time['mfu']:.0%} ({format_quantity(time['tokens_per_second'])} tokens/s); "
-        f"communication takes {_format_wire_time(time['wire_seconds'])} of wire time unless it "
-        "overlaps with computation"
+        f"communication needs {_format_wire_time(time['wire_seconds'])} of transfer time, which "
+        "may overlap with computation"
     )
     if time["days"]:
         yield f"all tokens: {time['days']:.3g} days"
 
 
 def _fit_lines(plan: dict[str, Any]) -> Iterator[str]:
-    """Describes whether the run fits, the largest batch, and where the numbers are from."""
+    """Says whether the run fits, which batch is the largest, and where these numbers come from."""
     fit, usable = plan["fit"], plan["devices"]["usable"]
     word = "left" if fit["left"] >= 0 else "too much"
     yield (

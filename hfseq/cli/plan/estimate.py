@@ -50,12 +50,14 @@ class ActivationBytes(NamedTuple):
 
 
 def trace_activations(options: Options, remat: bool) -> ActivationBytes:
-    """Traces the activations that a single device stores for unsharded rows and layers.
+    """Returns the bytes of activations without sharding, according to a trace of the model.
 
-    The result includes every value that the backward pass reads from the forward pass, except
-    parameters and batch. Layers are traced as one scanned layer because an unrolled trace has
-    copies that XLA merges. The bytes per row do not depend on the ``fsdp`` and ``data`` axes; the
-    ``sequence`` axis divides them, and the ``tensor`` axis divides a part of them.
+    Activations are all values that the backward pass reads from the forward pass, except parameters
+    and the batch. The layers are traced as a scan over one layer, because the trace of unrolled
+    layers contains copies that XLA merges.
+
+    The ``data`` and ``fsdp`` mesh axes do not change the bytes per row. The ``sequence`` axis
+    divides them, and the ``tensor`` axis divides some of them.
 
     Args:
         options: The options of the plan.
@@ -68,7 +70,7 @@ def trace_activations(options: Options, remat: bool) -> ActivationBytes:
 
 
 def activation_bytes(run: Run, rows: int) -> int:
-    """Returns the bytes of the activations of ``rows`` rows for a run on one device."""
+    """Returns the bytes of activations for a batch of ``rows`` rows on one device."""
     state = run.abstract_state()
     batch = {
         name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
@@ -95,15 +97,17 @@ def activation_bytes(run: Run, rows: int) -> int:
 def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
     """Returns the collectives of a step that the sharding rules require.
 
+    For each mesh axis, these are:
+
     - ``data``: gradients are all-reduced once per micro-batch.
-    - ``fsdp``: sharded kernels and tables are all-gathered for the forward pass, and again for the
-      backward pass of a recomputed layer. Their gradients are reduce-scattered.
-    - ``tensor``: hidden states are all-reduced after each product whose input is sharded, in both
-      passes.
+    - ``fsdp``: sharded kernels and embedding matrices are all-gathered for the forward pass, and
+      again for the backward pass if layers are recomputed. Their gradients are reduce-scattered.
+    - ``tensor``: hidden states are all-reduced in both passes of each linear layer whose kernel is
+      sharded along its input features, and in the forward pass of a sharded embedding.
 
     Returns:
-        Entries as in ``collectives`` of :func:`hfseq.cli.plan.step_compiler.compile_step`, the
-        largest first. Their bytes are those left on a device.
+        The collectives in the format of :func:`hfseq.cli.plan.step_compiler.compile_step`, the
+        largest first. Their bytes are the sizes of the results per device.
     """
     mesh, micro_batches = run.mesh.shape, run.batch.micro_batches
     shapes, trained = param_shapes(run.model), run.model.trainable_paths
@@ -150,7 +154,7 @@ def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
 
 
 def _token_bytes(run: Run) -> float:
-    """Returns the bytes of the hidden state of a token."""
+    """Returns the size of the hidden state of one token in bytes."""
     config = run.model.config
     width: float = getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0)
     return width * _itemsize(run.model.precision.compute_dtype)
@@ -162,17 +166,20 @@ def wire_seconds(
     device: Accelerator,
     network: float | None = None,
 ) -> float | None:
-    """Returns the minimum time that a collective takes on the links.
+    """Returns the transfer time of a collective: the minimum time on the links between devices.
 
-    Assumes rings: of n devices, each sends (n - 1)/n of the gathered or exchanged bytes, and twice
-    that share of reduced bytes. Devices are numbered along the mesh, the ``sequence`` axis fastest.
-    A group that spans machines is limited by the network.
+    The estimate assumes ring algorithms on n devices. In all-gather and all-to-all, each device
+    sends (n - 1)/n of the bytes of the result. In all-reduce, each device sends twice as much.
+    Devices are ordered as in the mesh, whose last axis, ``sequence``, varies fastest. If a group of
+    devices spans several machines, the estimate uses the bandwidth of the network. Otherwise it
+    uses the bandwidth of the links between the devices of a machine.
 
     Args:
-        collective: Entry with ``kind``, ``axes`` and ``bytes`` (those left on a device).
+        collective: Entry with ``kind``, ``axes`` and ``bytes`` (size of the results per device).
         mesh: Size of each mesh axis.
         device: The accelerator.
-        network: Network bandwidth per device in bytes per second. Default: that of ``device``.
+        network: Network bandwidth per device in bytes per second. Default:
+            ``device.network_bandwidth``.
 
     Returns:
         Seconds, or `None` if the bandwidth is unknown.
@@ -181,8 +188,8 @@ def wire_seconds(
     group_size = math.prod(mesh[axis] for axis in axes)
     if group_size == 1 or not num_bytes:
         return 0.0
-    # Relative to the bytes left on a device, which are the whole sum for all-reduce, but only one
-    # part of it for reduce-scatter.
+    # The bytes that a device sends, relative to the bytes of the result per device. The result of
+    # all-reduce is the whole sum, and the result of reduce-scatter is only a part of the sum.
     sent_shares = {
         "all-reduce": 2 * (group_size - 1) / group_size,
         "reduce-scatter": group_size - 1.0,
@@ -212,7 +219,8 @@ def make_plan(options: Options) -> dict[str, Any]:
         The plan as plain values in bytes, FLOPs and seconds, as ``hfseq plan --json`` prints it.
 
     Raises:
-        UsageError: The devices or the model are unknown, or the training script would raise it.
+        UsageError: The devices or the model are unknown, or the training script would also reject
+            these flags.
     """
     target = aot.device_stub(options.accelerator.name)
     with aot.compiling_for(target):
@@ -254,7 +262,7 @@ def make_plan(options: Options) -> dict[str, Any]:
 
 
 def _run_summary(run: Run) -> dict[str, Any]:
-    """Returns the description of the model and of a step."""
+    """Returns the entry ``run`` of a plan, which describes the model and a step."""
     model, arguments = run.model, run.arguments
     return {
         "model_type": model.config.model_type,
@@ -273,7 +281,7 @@ def _run_summary(run: Run) -> dict[str, Any]:
 
 
 def _device_summary(options: Options, run: Run) -> dict[str, Any]:
-    """Returns the description of the devices and the memory that JAX may use of each."""
+    """Returns the entry ``devices`` of a plan, with the memory per device that JAX may use."""
     device = options.accelerator
     share = options.memory_share or float(
         os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.memory_fraction
@@ -290,7 +298,11 @@ def _device_summary(options: Options, run: Run) -> dict[str, Any]:
 
 
 def _compile(options: Options, run: Run) -> step_compiler.Programs:
-    """Compiles the step, with twice as many rows, and with the other choice of recomputation."""
+    """Compiles three variants of the step.
+
+    The first variant is the step of the run. The second variant has twice as many rows. The third
+    variant uses gradient checkpointing if the run does not, and vice versa.
+    """
     if options.no_compile:
         return step_compiler.Programs(problem="--no_compile")
     rows, remat = rows_per_shard(run), run.arguments.model.gradient_checkpointing
@@ -301,7 +313,7 @@ def _compile(options: Options, run: Run) -> step_compiler.Programs:
 
 
 def _trace_attention(options: Options, run: Run) -> list[dict[str, Any]]:
-    """Returns the attention implementations that are chosen when the step is traced."""
+    """Traces the step and returns the attention implementations that are selected."""
     with record_attention_choices() as choices, wrap_build_errors(options.config):
         batch = abstract_batch(run, rows_per_shard(run))
         jax.eval_shape(run.step_function(), run.abstract_state(), run.abstract_frozen(), batch)
@@ -311,7 +323,11 @@ def _trace_attention(options: Options, run: Run) -> list[dict[str, Any]]:
 def _exchange(
     options: Options, run: Run, programs: step_compiler.Programs
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the collectives by the sharding rules and of the compiled step, with wire times."""
+    """Returns the collectives of a step with their transfer times.
+
+    The entry ``rules`` contains the collectives that the sharding rules require. The entry
+    ``compiled`` contains the collectives in the compiled program.
+    """
     remat = run.arguments.model.gradient_checkpointing
     compiled: list[Any] = next(
         (result["collectives"] for result in programs.results if result["remat"] == remat), []
@@ -328,12 +344,15 @@ def _exchange(
 
 
 def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the FLOPs and times of a step.
+    """Returns the entry ``time`` of a plan.
+
+    It contains the FLOPs of a step, the estimated duration of a step, the total transfer time of
+    its collectives, the tokens per second, and the days that the training takes.
 
     Args:
         options: The options of the plan.
-        run: The run.
-        exchange: The collectives of a step with their wire times.
+        run: The training run that is planned.
+        exchange: The collectives of a step, with their transfer times under ``seconds``.
     """
     tokens = run.batch.rows * run.batch.length
     flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
@@ -356,7 +375,8 @@ def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[st
 def _bytes(run: Run) -> dict[str, Any]:
     """Returns the bytes of each part of the memory, in total and per device.
 
-    The entry ``whole`` has the bytes of parameters and optimizer state that no axis shards.
+    The entry ``whole`` contains the bytes of parameters and optimizer states that no mesh axis
+    shards.
     """
     state = run.abstract_state()
     collections = state.to_dict()
@@ -384,13 +404,14 @@ def _fit(
 ) -> dict[str, Any]:
     """Returns the memory that the run needs per device, and the largest batch.
 
-    Two compiled programs with different numbers of rows give the memory and its slope per row.
-    Missing numbers come from the trace.
+    Two compiled programs with different numbers of rows determine the memory and the additional
+    memory per row. If one of the programs is missing, its number comes from the trace.
 
     Args:
         plan: The plan so far.
-        activations: The traced activations without and with recomputation, or empty.
-        run: The run.
+        activations: The traced activations without (`False`) and with (`True`) gradient
+            checkpointing, or an empty dictionary if the programs were compiled.
+        run: The training run that is planned.
     """
     usable, rows = plan["devices"]["usable"], rows_per_shard(run)
     remat = run.arguments.model.gradient_checkpointing

@@ -37,11 +37,11 @@ def option_field(group: str, metavar: str | None, text: str, default: Any = None
 class Options(CheckedArguments):
     """The flags of ``hfseq plan`` as plain values, which can be sent to another process.
 
-    Flags that the training scripts also have keep the same names.
+    Flags that also exist in the training scripts have the same names as there.
 
     Attributes:
-        accelerator: The accelerator named by ``devices``.
-        count: The number of devices given by ``devices``.
+        accelerator: The accelerator in ``devices``.
+        count: The number of devices in ``devices``.
         plugin: Plugin files to load.
     """
 
@@ -52,7 +52,7 @@ class Options(CheckedArguments):
         "devices", "NAME:N", "Accelerator and number of devices, e.g. h200:64 or v5e:4.", MISSING
     )
     preset: str | None = option_field(
-        "model", "NAME", "Named size of the architecture; only with a model type."
+        "model", "NAME", "Named size of the architecture. Only if MODEL is a model type."
     )
     config_overrides: str | None = option_field(
         "model", "A=1,B=2", "Comma-separated changes to the configuration."
@@ -66,16 +66,16 @@ class Options(CheckedArguments):
     memory_share: PositiveFraction | None = option_field(
         "devices",
         "X",
-        "Fraction of the memory that JAX may use. Default: JAX's own, which is 0.75 on GPUs.",
+        "Fraction of the memory that JAX may use. Default: JAX's default, which is 0.75 on GPUs.",
     )
     peak_tflops: PositiveFloat | None = option_field(
         "devices", "X", "Peak performance per device in TFLOP/s. Default: from the data sheet."
     )
     network_gbs: PositiveFloat | None = option_field(
-        "devices", "X", "Network bandwidth per device in GB/s. Default: that of a DGX."
+        "devices", "X", "Network bandwidth per device in GB/s. Default: the bandwidth of a DGX."
     )
     objective: str | None = option_field(
-        "run", "NAME", "Training objective. Default: that of the model's training script."
+        "run", "NAME", "Training objective. Default: the objective of the model's training script."
     )
     length: PositiveInt | None = option_field(
         "run", "N", "Tokens per row. Default: the training script's default."
@@ -100,7 +100,7 @@ class Options(CheckedArguments):
         "run", "TYPE", "Data type of the parameters. Default: float32.", "float32"
     )
     attn_implementation: str | None = option_field(
-        "run", "NAME", "auto, a kernel, or an implementation of a plugin. Default: auto."
+        "run", "NAME", "Attention implementation of hfseq or of a plugin. Default: auto."
     )
     gradient_checkpointing: bool = option_field(
         "run", None, "Recompute layers in the backward pass.", False
@@ -109,7 +109,7 @@ class Options(CheckedArguments):
         "run", None, "Scan over the layers, which shortens compilation.", False
     )
     sequence_parallel: bool = option_field(
-        "run", None, "Shard hidden states over the tensor axis too.", False
+        "run", None, "Split hidden states by length over the tensor axis too.", False
     )
     training: list[str] = option_field(
         "run", "FLAG", "Other flags of the training script, after --.", list
@@ -121,7 +121,7 @@ class Options(CheckedArguments):
         "answer", "X", "Number of training tokens, e.g. 3e11, to estimate the days of training."
     )
     no_compile: bool = option_field(
-        "answer", None, "Do not compile: only sharding rules and a trace, within seconds.", False
+        "answer", None, "Only use the sharding rules and a trace, which takes seconds.", False
     )
     compile_timeout: PositiveFloat = option_field(
         "answer", "X", "Time limit for compilation in seconds. Default: 1800.", 1800.0
@@ -138,18 +138,21 @@ class Options(CheckedArguments):
             yield (
                 f"--objective {self.objective} cannot be planned"
                 f"{did_you_mean(self.objective, OBJECTIVES)} (supported: {', '.join(OBJECTIVES)}). "
-                "Other objectives have the layers of one of these and smaller heads: "
+                "Other objectives train the same layers as one of these, with a smaller head: "
                 "plan clm for sft, translation for summarization, mlm for text classification"
             )
 
     def script_flags(self, objective: str) -> list[str]:
-        """Returns the flags of the training script: those of the plan, then those after ``--``.
+        """Returns the flags of the training script.
+
+        The flags of ``hfseq plan`` come first, followed by the flags that the user passed after
+        ``--``.
 
         Args:
             objective: The training objective, which determines the names of the length flags.
 
         Raises:
-            UsageError: ``--target_length`` was given for another objective than translation.
+            UsageError: ``--target_length`` is set for another objective than translation.
         """
         values: dict[str, Any] = {
             name: getattr(self, name)

@@ -36,7 +36,7 @@ from hfseq.training.setup import Run, build_run
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-#: The default objective by head of the architecture, in order of preference.
+#: The default objective for each task head of an architecture, in order of preference.
 HEAD_OBJECTIVES = {"ForSeq2SeqLM": "span_mlm", "ForMaskedLM": "mlm", "ForCausalLM": "clm"}
 
 
@@ -52,11 +52,13 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     Args:
         options: The options of the plan.
         devices: The devices, or an abstract mesh.
-        **changes: Values that replace those of the model's flags.
+        **changes: Values of model flags, such as ``gradient_checkpointing``, that replace the
+            values in ``options``.
 
     Raises:
-        UsageError: The training script would raise it too, for example because the mesh does not
-            divide the attention heads, a length or the rows.
+        UsageError: The training script would raise the same error, for example because the number
+            of attention heads, a sequence length or the number of rows is not a multiple of the
+            size of a mesh axis.
     """
     config = load_config(options)
     name = choose_objective(options, config)
@@ -88,8 +90,8 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
 def with_host_attention(run: Run) -> Run:
     """Returns the run with attention that can be compiled for CPUs.
 
-    The implementation is chosen as for the accelerator. `blockwise_attention`, which stores
-    equally little for the backward pass, replaces fused kernels.
+    The implementation is selected as on the accelerator. If it is a fused kernel, it is replaced by
+    `blockwise_attention`, which also stores few values for the backward pass.
     """
     requested = run.model._options.attention
 
@@ -109,11 +111,11 @@ def with_host_attention(run: Run) -> Run:
 
 @contextlib.contextmanager
 def record_attention_choices() -> Iterator[list[dict[str, Any]]]:
-    """Records the attention implementations that are chosen while the body traces models.
+    """Records the attention implementations that are selected while the `with` block traces models.
 
     Yields:
-        A list with an entry for each kind of call: ``of`` describes the shapes, ``name`` is the
-        implementation, and ``refused`` maps the unsuitable implementations to the reasons.
+        A list with one entry for each type of attention call: ``of`` describes the shapes, ``name``
+        is the implementation, and ``refused`` maps unsuitable implementations to the reasons.
     """
     choices: list[dict[str, Any]] = []
 
@@ -143,7 +145,7 @@ def rows_per_shard(run: Run) -> int:
 
 
 def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and shardings of a placed batch with ``rows`` full rows per data shard."""
+    """Returns shapes and shardings of a batch with ``rows`` rows of full length per data shard."""
     full = run.objective.full_rows(rows, run.batch.length)
     batch = run.objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
     return abstract_placed_batch(run, batch | {"row": np.arange(rows, dtype=np.int32)})
@@ -152,11 +154,12 @@ def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 def abstract_placed_batch(
     run: Run, batch: Mapping[str, np.ndarray]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and shardings of a placed batch.
+    """Returns shapes and shardings of a batch on the devices of a run.
 
     Args:
         run: The run, which determines the mesh and the number of micro-batches.
-        batch: The arrays of one data shard and micro-batch. Their first axis is rows or groups.
+        batch: The arrays of one data shard and micro-batch. Their first axis counts rows, or groups
+            of rows.
     """
     micro, shards = run.batch.micro_batches, sharding.data_shards(run.mesh)
     width = batch["input_ids"].shape if "input_ids" in batch else None
@@ -218,12 +221,12 @@ def choose_objective(options: Options, config: PreTrainedConfig) -> str:
 MAX_SENTINELS = 100
 MAX_VOCAB_SIZE = 2**20  # larger placeholder vocabularies need too much memory
 QUERY_BLOCK = 128  # queries per block of blockwise_attention
-#: Implementations that store no matrix of scores for the backward pass.
+#: Implementations that do not store the attention scores for the backward pass.
 FUSED_KERNELS = ("cudnn", "cudnn_packed", "cudnn_bias", "flash", "splash")
 
 
 def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedTokenizerBase:
-    """Returns a tokenizer with a placeholder vocabulary of the configuration's size.
+    """Returns a tokenizer with a placeholder vocabulary, whose size is that of the configuration.
 
     Args:
         config: The configuration of the model.
@@ -247,10 +250,11 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
 
 
 def blockwise_attention(call: AttentionCall) -> jax.Array:
-    """Attention for CPU programs that stores as little as a flash kernel: no matrix of scores.
+    """Computes attention on CPUs in blocks, with as little memory as a flash attention kernel.
 
-    Processes a block of queries at a time and recomputes it in the backward pass. The function is
-    compiled but never run: its dropout and masks cost the same, but their values are wrong.
+    The function processes a block of queries at a time, recomputes the block in the backward pass,
+    and does not store the attention scores. It is only compiled and never run, because its dropout
+    and its masks have wrong values. They only need as much memory and time as correct ones.
     """
     query, key, visible, bias = call.query, call.key, call.visible, call.bias
     queries, keys = call.queries, call.keys

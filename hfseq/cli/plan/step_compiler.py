@@ -1,8 +1,8 @@
 """Compiles the training step for the devices of a plan, in a separate process.
 
-The compiler of the accelerator is used if it is installed, and XLA for the same number of CPU
-devices otherwise. No array is allocated and nothing runs: the program is partitioned over the
-mesh, and the compiler reports its memory and its collectives.
+If the compiler of the accelerator is installed, it is used. Otherwise the step is compiled with XLA
+for the same number of CPU devices. No array is allocated and nothing runs: the program is
+partitioned over the mesh, and the compiler reports the memory and the collectives of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import jax
 
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
-# libtpu's error for a program that does not fit. Its total includes arguments and results.
+# Matches the required memory in libtpu's error for a program that does not fit. This number
+# includes arguments and results.
 _FULL = re.compile(
     r"(?:Used |memory required for HLO temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\))"
 )
@@ -41,8 +42,9 @@ class Programs:
     Attributes:
         results: The result of :func:`compile_step` for each variant that was compiled in time.
         compiler: Name and version of the compiler.
-        problem: Why results are missing, or an empty string.
-        skip_reason: Why the compiler of the accelerator was not used, or an empty string.
+        problem: The reason why results are missing, or an empty string.
+        skip_reason: The reason why the compiler of the accelerator was not used, or an empty
+            string.
     """
 
     results: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -76,8 +78,8 @@ def compile_in_subprocess(options: Options, variants: Sequence[dict[str, Any]]) 
 
     Args:
         options: The options of the plan.
-        variants: Each has ``rows``, the rows per data shard and micro-batch, and ``remat``,
-            whether layers are recomputed in the backward pass.
+        variants: Dictionaries with the keys ``rows`` (number of rows per data shard and
+            micro-batch) and ``remat`` (whether layers are recomputed in the backward pass).
     """
     deadline = time.monotonic() + options.compile_timeout
     skip_reason = ""
@@ -156,15 +158,24 @@ def compile_step(
         remat: Whether layers are recomputed in the backward pass.
         devices: Devices to compile for.
         stand_in: Whether ``devices`` are CPUs instead of the accelerator of the plan. The program
-            is then as close to that of the accelerator as CPUs allow.
+            is then as similar to the program for the accelerator as CPUs allow.
 
     Returns:
-        A dictionary with ``rows``, ``remat``, the bytes per device of ``arguments``,
-        ``temporary``, ``alias`` (arguments that results are written to) and ``peak``,
-        the ``collectives`` (kind, axes, count and the bytes that they leave on a device),
-        the ``attention`` choices, the ``seconds`` of compilation, and ``cudnn`` (whether the
-        program calls cuDNN, absent if it does not fit). Of a program that does not fit on the
-        device only the total is known: everything but the arguments counts as ``temporary``.
+        A dictionary with these keys:
+
+        - ``rows`` and ``remat``: the arguments of this function.
+        - ``arguments``, ``temporary`` and ``peak``: the bytes per device of the program's
+          arguments, of its temporary buffers, and of its peak memory.
+        - ``alias``: the bytes per device of arguments whose memory is reused for results.
+        - ``collectives``: for each group of collectives, its kind, axes, count, and the bytes of
+          the results per device.
+        - ``attention``: the selected attention implementations.
+        - ``seconds``: the time of compilation.
+        - ``cudnn``: whether the program calls cuDNN.
+
+        If the program does not fit on the device, only its total memory is known. ``temporary`` is
+        then the total minus the arguments, ``alias`` and ``peak`` are `None`, and ``cudnn`` is
+        missing.
     """
     import jax
 

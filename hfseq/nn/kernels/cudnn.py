@@ -1,8 +1,11 @@
-"""cuDNN's fused attention on NVIDIA GPUs: lengths, packed rows, left windows and biases.
+"""cuDNN's fused attention on NVIDIA GPUs.
 
-cuDNN's dropout is not used, because its masks depend on how often the process has run the program
-instead of seed, step and row. Features that jax's public function lacks are used through jax's
-internal function.
+It supports padding at the end, packed rows, windows of earlier keys, and biases. A row is one entry
+of the batch. A packed row contains several documents.
+
+cuDNN's dropout is not used: its masks do not depend on seed, step and row, but on how often the
+process has run the program. Some features are not available in jax's public function, so this
+module calls jax's internal function.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ import jax.numpy as jnp
 from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
 
-#: The share of a device's memory that the statistics of packed rows may use, and the memory in
-#: bytes that is assumed for a device that does not report it.
+#: The share of a device's memory that the softmax statistics of packed rows may use, and the memory
+#: in bytes that is assumed if a device does not report its memory.
 MAX_STATISTICS_SHARE, DEFAULT_MEMORY = 0.1, 64e9
 
 
@@ -27,7 +30,7 @@ def unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.segments:
         return "it supports padding by lengths only, not hidden keys at any position"
     if spec.mask is not None or spec.bias is not None:
-        return "masks and biases are arrays of all queries and keys (see cudnn_bias)"
+        return "it does not support masks and biases over all queries and keys (see cudnn_bias)"
     return _common_unsupported_reason(spec)
 
 
@@ -55,8 +58,9 @@ def packed_unsupported_reason(spec: AttentionSpec) -> str | None:
 def bias_unsupported_reason(spec: AttentionSpec) -> str | None:
     """Returns why `bias_attention` does not support a bias or a dense mask, or `None` if it does.
 
-    Padding and documents are excluded here: as masks of all queries and keys they have a lower
-    priority (`mask_unsupported_reason`).
+    Calls with padding or packed documents are rejected here, because they would need a mask of all
+    queries and keys. The implementation "cudnn_mask" accepts them (`mask_unsupported_reason`). It
+    comes later in the order of candidates.
     """
     if spec.mask is None and spec.bias is None:
         return "the call has neither a bias nor a dense mask"
@@ -66,7 +70,10 @@ def bias_unsupported_reason(spec: AttentionSpec) -> str | None:
 
 
 def mask_unsupported_reason(spec: AttentionSpec) -> str | None:
-    """Returns why `bias_attention` does not support a call with any kind of mask, or `None`."""
+    """Returns why `bias_attention` does not support a call with a mask, or `None` if it does.
+
+    The mask may also describe padding or packed documents.
+    """
     if spec.queries % 2 or spec.keys % 2:
         return f"{spec.queries} queries and {spec.keys} keys must both be even"
     if spec.window is not None:
@@ -82,12 +89,13 @@ def _common_unsupported_reason(spec: AttentionSpec) -> str | None:
         return "it requires compute capability 8.0 or higher"
     if spec.deterministic:
         return (
-            "XLA fails with its deterministic operations and two equal layers (openxla/xla#46500)"
+            "XLA fails if deterministic operations are enabled and two layers are equal "
+            "(openxla/xla#46500)"
         )
     if spec.dropout:
         return "its dropout is not a function of seed, step and row"
     if spec.dtype not in ("bfloat16", "float16"):
-        return f"it supports half types only, not {spec.dtype}"
+        return f"it supports bfloat16 and float16 only, not {spec.dtype}"
     if spec.head_dim > max_head_dim or spec.head_dim % 8:
         return f"head_dim {spec.head_dim} is not a multiple of 8 up to {max_head_dim}"
     if spec.causal and spec.queries != spec.keys:
@@ -99,21 +107,24 @@ def _common_unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.num_shards(SEQUENCE) > 1:
         return "the mesh splits sequences"
     if spec.batch % spec.num_shards(*BATCH_AXES) or spec.heads % spec.num_shards(TENSOR):
-        return "the mesh does not divide the rows or the heads"
+        return "the mesh does not divide the batch or the heads"
     return None
 
 
 def cudnn_attention(call: AttentionCall) -> jax.Array:
-    """Computes attention without a mask in memory: causal, left windows, and padding by lengths.
+    """Computes attention without a mask array.
 
-    A query of a row without keys gets an arbitrary output. `hfseq.nn.attend` replaces it by zeros.
+    It supports causal attention, windows of earlier keys, and padding described by lengths. The
+    queries of a row whose length is 0 get an arbitrary output, which `hfseq.nn.attend` replaces by
+    zeros.
     """
     lengths = call.visible.key_lengths
     if lengths is not None:
         lengths = lengths.astype(jnp.int32)
         key, value = (_zero_padding_gradient(x, lengths) for x in (call.key, call.value))
         call = dataclasses.replace(call, key=key, value=value)
-        # Padding queries attend to the keys of their row, as in the other implementations.
+        # Queries at padding positions attend to the keys of their row, as in the other
+        # implementations.
         queries = jnp.full_like(lengths, call.queries)
         lengths = jnp.maximum(lengths, 1)
         return _attend(call, q_seqlen=queries, kv_seqlen=lengths)
@@ -122,10 +133,10 @@ def cudnn_attention(call: AttentionCall) -> jax.Array:
 
 @jax.custom_vjp
 def _zero_padding_gradient(x: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Returns `x`. Its gradient is zero after the first `lengths` positions of each row.
+    """Returns `x`, and sets its gradient to zero after the first `lengths` positions of each row.
 
-    cuDNN does not write the gradients of padding keys. XLA zeroes them since June 2026, but not in
-    CUDA graphs (openxla/xla pull requests 44867 and 46500).
+    cuDNN does not write the gradients of padding keys. Since June 2026 XLA sets them to zero, but
+    not in CUDA graphs (openxla/xla pull requests 44867 and 46500).
     """
     return x
 
@@ -139,10 +150,10 @@ _zero_padding_gradient.defvjp(lambda x, lengths: (x, lengths), _zero_padding_bac
 
 
 def packed_attention(call: AttentionCall) -> jax.Array:
-    """Computes attention within the runs of equal segments.
+    """Computes attention within each run of equal segments, that is, within each document.
 
-    Only the first `visible.max_runs` runs of a row are considered. The data pipeline guarantees
-    this bound. Keys of further runs would be ignored.
+    Only the first `visible.max_runs` runs of a row are computed. The data pipeline guarantees that
+    there are no more.
     """
     visible = call.visible
     assert visible.query_segments is not None and visible.max_runs is not None
@@ -180,13 +191,14 @@ def run_offsets(segments: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     Padding counts as a run, so that every query sees a key.
 
     Args:
-        segments: `(batch, length)`.
-        most: The maximum number of runs in a row.
+        segments: Segment numbers, `(batch, length)`.
+        most: The maximum number of runs per row.
 
     Returns:
-        Lengths of the runs, int32 `(batch, most)`, and the positions at which they start,
-        `(batch, most + 1)`. Unused entries are -1, so the last start of a row always is: jax joins
-        the used entries of all rows, and run number n must have start number n.
+        The lengths of the runs, int32 `(batch, most)`, and the positions at which they start, int32
+        `(batch, most + 1)`. Unused entries are -1, and the last start of each row is always unused.
+        jax concatenates the used entries of all rows, separately for lengths and starts, so each
+        used length must have a used start.
     """
     first = jnp.ones_like(segments[:, :1], bool)
     is_start = jnp.concatenate([first, segments[:, 1:] != segments[:, :-1]], 1)
@@ -213,14 +225,25 @@ def _attend(
     sliding_window_length: int | None = None,
     **runs: Any,
 ) -> jax.Array:
-    """Calls cuDNN. `equal_heads` repeats the keys where jax requires one for each query head."""
+    """Calls cuDNN.
+
+    Args:
+        call: The inputs.
+        equal_heads: Whether to repeat keys and values for each query head if the jax version
+            requires it.
+        bias: Added to the scores, `(1 or batch, heads, queries, keys)`.
+        mask: Boolean mask, `(1 or batch, 1 or heads, queries, keys)`.
+        sliding_window_length: Number of visible keys, including the query's own key.
+        **runs: Lengths and offsets of rows or of runs, as arguments of jax's internal function.
+    """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     query, key, value, causal = call.query, call.key, call.value, call.visible.causal
     heads, kv_heads = query.shape[2], key.shape[2]
     tensor_shards = 1 if call.mesh is None else call.mesh.shape.get(TENSOR, 1)
-    # jax 0.10 counts the offsets of packed keys in query heads (fixed in 0.11), which gives wrong
-    # results with fewer key heads. Over a mesh, queries and keys must be split alike.
+    # jax 0.10 computes the offsets of packed keys from the number of query heads, which is wrong if
+    # there are fewer key heads (fixed in 0.11). Over a mesh, the heads of queries and keys must be
+    # split alike.
     old_jax = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
     if heads != kv_heads and ((equal_heads and old_jax) or kv_heads % tensor_shards):
         key, value = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (key, value))

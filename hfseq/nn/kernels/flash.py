@@ -1,10 +1,13 @@
 """Flash attention in hfseq's own Triton kernels for NVIDIA GPUs, with reproducible dropout.
 
-Unlike cuDNN's attention it supports padding anywhere, windows on both sides, any number of
-documents in a row, float32, and dropout of the same weights as the explicit implementation, so that
-a resumed run repeats the same masks. Memory is linear in the length: the backward pass needs the
-inputs, the output and one number per head and query. A bias is as large as the scores of a row, and
-so is its gradient, which a separate kernel computes.
+Unlike cuDNN's attention, these kernels support padding at any position, windows on both sides, any
+number of documents per row (a row is one entry of the batch), and float32. They also support
+dropout: the dropout masks equal those of the explicit implementation, and a resumed run repeats
+them.
+
+The memory use is linear in the length, because the backward pass only needs the inputs, the output
+and one number per head and query. A bias is an exception: the bias and its gradient have one
+element per head, query and key. A separate kernel computes the gradient of the bias.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def unsupported_reason(spec: AttentionSpec) -> str | None:
 
 
 def _has_full_bias(spec: AttentionSpec) -> bool:
-    """Returns whether the bias has the shape of the scores, with one row or all of them."""
+    """Returns whether the bias has the shape of the scores, with a batch axis of 1 or full size."""
     sizes = (spec.heads, spec.queries, spec.keys)
     return spec.bias in ((1, *sizes), (spec.batch, *sizes))
 
@@ -61,10 +64,10 @@ def _max_head_dim(capability: tuple[int, int], half: bool) -> int:
 def flash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Array:
     """Computes attention in tiles. A fully masked query produces zeros and no gradient.
 
-    Products have the dtype of the inputs, sums and the softmax are in float32. Each product of
-    float32 inputs is three TF32 products, whose error is that of float32. Over a mesh each device
-    attends to its own rows and heads. The only communication is the gradient of a bias that rows
-    share.
+    Matrix multiplications have operands in the dtype of the inputs. Sums and the softmax are
+    computed in float32. float32 inputs are multiplied in three TF32 passes, whose error is as small
+    as that of float32. Over a mesh each device computes its own rows and heads. Devices communicate
+    only to sum the gradient of a bias that all rows share.
 
     Args:
         call: The inputs, of any lengths. The bias must be `(1 or batch, heads, queries, keys)`.
@@ -119,7 +122,8 @@ def flash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Arra
         rows: flash_tiles.RowArrays[jax.Array],
     ) -> jax.Array:
         if rows.seeds is not None and tensor_shards > 1:
-            # Bits are numbered over the global array: skip the heads of the devices before this.
+            # The random bits are numbered over the global array. Skip the bits of the heads on
+            # preceding devices.
             elements = heads // tensor_shards * query.shape[1] * key.shape[1]
             skipped = jax.lax.axis_index(TENSOR) * elements
             offset = rows.seeds[:, 2] + skipped.astype(jnp.uint32)

@@ -1,12 +1,14 @@
 """Triton kernels of flash attention, written in Pallas: the forward pass and the backward pass.
 
-Attention is computed in tiles of some queries and some keys, with a running softmax (Dao, 2023:
-FlashAttention-2), so that no array of all queries and keys is stored. The ranges of tiles to
-compute are determined before the kernels start: one range of key blocks for each block of queries,
-and one range of query blocks for each block of keys. All kernels compute the random bits of their
-own elements, numbered as in `hfseq.nn.random.element_bits`.
+Attention is computed in tiles, each of which combines a block of queries with a block of keys. A
+running softmax (Dao, 2023: FlashAttention-2) makes it unnecessary to store an array of all queries
+and keys. Before the kernels start, this module determines which tiles to compute: one range of key
+blocks for each block of queries, and one range of query blocks for each block of keys. The kernels
+compute the random bits of dropout from the index of each element, as in
+`hfseq.nn.random.element_bits`.
 
-This module imports Pallas. Other modules import `hfseq.nn.kernels.flash`.
+This module imports Pallas. Other modules import `hfseq.nn.kernels.flash`, which imports this module
+only when the kernels run.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from hfseq.nn.random import element_bits
 _LOG2_E = math.log2(math.e)
 Leaf = TypeVar("Leaf")
 
-# Block size of a program, block size of a step, warps, and pipeline stages of loads, by the size of
-# the dtype in bytes and the width of a head. For half types these are published values for such
-# kernels, if they compile without register spills. float32 needs three times as many registers.
+# Settings of each kernel. The key of the dict is (bytes of the dtype, width of a head). The values
+# are the block size of a program, the block size of a step of its loop, the number of warps, and
+# the number of pipeline stages of loads. The settings for bfloat16 and float16 are published values
+# for such kernels, unless these values cause register spills. float32 needs three times as many
+# registers.
 _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
     (2, 64): {
         "forward": (128, 64, 4, 3),
@@ -71,13 +75,13 @@ _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class AttentionForm:
-    """Properties of an attention that are compiled into the kernels.
+    """Properties of an attention call that are compiled into the kernels.
 
     Attributes:
-        scale: Factor of the scores.
-        left: Number of visible keys before a query's own. `None`: all.
-        right: Number of visible keys after a query's own. `None`: all.
-        threshold: A weight is dropped if its random bits are below this.
+        scale: The factor by which the scores are multiplied.
+        left: Number of visible keys before a query's own position. `None` means all.
+        right: Number of visible keys after a query's own position. `None` means all.
+        threshold: An attention weight is dropped if its random bits are below this number.
         interpret: Whether to run the kernels as plain jax operations.
     """
 
@@ -89,13 +93,15 @@ class AttentionForm:
 
 
 class RowArrays(NamedTuple, Generic[Leaf]):
-    """Arrays with information about each row of a batch, int32 except the bias.
+    """Arrays that describe the rows of a batch. All are int32 except the bias and the seeds.
+
+    A row is one entry of the batch.
 
     Attributes:
-        queries: Segments of the queries, `(batch, queries)`. Without them, keys of segment 0 are
-            hidden.
-        keys: Segments of the keys, `(batch, keys)`.
-        lengths: Number of keys, `(batch, 1)`.
+        queries: Segment numbers of the queries, `(batch, queries)`. If this is `None`, keys in
+            segment 0 are hidden and all other keys are visible.
+        keys: Segment numbers of the keys, `(batch, keys)`.
+        lengths: Number of keys in each row that are not padding, `(batch, 1)`.
         seeds: Seeds of the random bits, `(batch, 3)`, from `hfseq.nn.random.LazyBits.seeds`.
         bias: Added to the scores, `(1 or batch, heads, queries, keys)`. It has a gradient.
     """
@@ -144,7 +150,7 @@ def _backward(
     form: AttentionForm, residuals: tuple[Any, ...], cotangent: jax.Array
 ) -> tuple[Any, ...]:
     query, key, value, rows, out, log_sum = residuals
-    # The part of the weight gradients that scales all weights of a query, which softmax cancels.
+    # The derivative of softmax subtracts this number from the weight gradients of each query.
     row_terms = (out.astype(jnp.float32) * cotangent.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
     arrays = [query, key, value, cotangent.astype(value.dtype), log_sum, row_terms]
 
@@ -176,7 +182,10 @@ def _backward(
 def _bias_gradient(
     form: AttentionForm, arrays: list[jax.Array], rows: RowArrays[jax.Array]
 ) -> jax.Array | None:
-    """Returns the gradient of the bias, summed over the rows that share it, or `None`."""
+    """Returns the gradient of the bias, or `None` without a bias.
+
+    Each program computes one tile of the gradient. It sums over all rows that share the bias.
+    """
     if rows.bias is None:
         return None
     tiles = _Tiles.of(form, "bias", arrays[0], arrays[1], rows)
@@ -240,10 +249,10 @@ class _Specs(NamedTuple):
     """The block specs of one program, for each kind of array.
 
     Attributes:
-        query: Arrays of the shape of the queries.
-        key: Arrays of the shape of the keys.
-        per_query: Arrays with one number per head and query.
-        rows: Information about the rows.
+        query: Specs of arrays with the shape of the queries.
+        key: Specs of arrays with the shape of the keys.
+        per_query: Specs of arrays with one number per head and query.
+        rows: Specs of the arrays that describe the rows.
     """
 
     query: pl.BlockSpec
@@ -282,10 +291,11 @@ class _Tiles:
 
         Args:
             form: Properties of the attention.
-            kernel: "forward", or whose gradients the kernel computes: "query", "key" or "bias".
+            kernel: The name of the kernel: "forward", or "query", "key" or "bias" for the kernel
+                that computes the gradient with respect to this input.
             query: The queries.
             key: The keys.
-            rows: Information about the rows.
+            rows: The arrays that describe the rows.
         """
         batch, queries, heads, head_dim = query.shape
         keys, kv_heads = key.shape[1:3]
@@ -340,7 +350,18 @@ class _Tiles:
         out_specs: list[pl.BlockSpec],
         out: list[jax.ShapeDtypeStruct],
     ) -> list[jax.Array]:
-        """Runs one program per block of `over` ("queries" or "keys"), head and row."""
+        """Runs one program for each block, each head and each row.
+
+        Args:
+            kernel: The kernel function.
+            over: Which blocks and heads are counted: "queries" for blocks of queries and query
+                heads, or "keys" for blocks of keys and key heads.
+            in_specs: Block specs of `arrays`.
+            rows: The arrays that describe the rows.
+            arrays: The other input arrays.
+            out_specs: Block specs of the outputs.
+            out: Shapes of the outputs.
+        """
         spans = self.spans(rows, over)
         heads = self.heads if over == "queries" else self.kv_heads
         return pl.pallas_call(
@@ -360,11 +381,12 @@ class _Tiles:
         )(*arrays, spans, rows)
 
     def specs(self, over: str, biases: int = 1) -> _Specs:
-        """Returns the specs of programs with one block of `over` and all of the other side.
+        """Returns the block specs of a program.
 
         Args:
-            over: "queries" or "keys".
-            biases: Number of rows of the bias, 1 or the batch.
+            over: "queries" if a program reads one block of queries and all keys, or "keys" if it
+                reads one block of keys and all queries.
+            biases: Size of the batch axis of the bias, 1 or the batch size.
         """
         block_q, block_k, group = self.block_q, self.block_k, self.group
         row: RowArrays[pl.BlockSpec] = RowArrays(
@@ -405,12 +427,15 @@ class _Tiles:
         )
 
     def spans(self, rows: RowArrays[jax.Array], over: str) -> jax.Array:
-        """Returns for each block of `over` the range of blocks of the other side.
+        """Returns which tiles to compute for each block.
 
-        Tiles outside of the range are empty. Some within it may be empty too.
+        With `over="queries"`, the result is the range of key blocks for each block of queries. With
+        `over="keys"`, it is the range of query blocks for each block of keys. A tile outside of the
+        range contains no query that sees a key. This may also be true for some tiles in the range.
 
         Returns:
-            The first block and the end of the range, int32 `(batch, blocks, 2)`.
+            The number of the first block in the range, and the number of the first block after it,
+            int32 `(batch, blocks, 2)`.
         """
         offset, left, right = self.keys - self.queries, self.form.left, self.form.right
         lengths = self.keys if rows.lengths is None else rows.lengths
@@ -437,7 +462,10 @@ class _Tiles:
         return jnp.broadcast_to(spans, (self.batch, len(start), 2)).astype(jnp.int32)
 
     def may_share_segment(self, queries: jax.Array | None, keys: jax.Array) -> jax.Array:
-        """Returns which blocks may share a segment, `(batch, query blocks, key blocks)`."""
+        """Returns which query blocks and key blocks may have a segment number in common.
+
+        The result has the shape `(batch, query blocks, key blocks)`.
+        """
         if queries is None:
             queries, keys = jnp.ones((1, self.queries), jnp.int32), (keys != 0).astype(jnp.int32)
         (low, high), (key_low, key_high) = (
@@ -449,7 +477,10 @@ class _Tiles:
     # The following methods run inside of the kernels.
 
     def read(self, ref: Any, positions: jax.Array, size: int) -> jax.Array:
-        """Loads `(positions, width)`. Elements beyond `size` or the head are 0."""
+        """Loads a block `(positions, width)` of an array with `size` positions.
+
+        Elements outside of the array, beyond its positions or its `head_dim` features, are 0.
+        """
         valid = None
         if size % len(positions):
             valid = (positions < size)[:, None]
@@ -459,14 +490,15 @@ class _Tiles:
         return triton.load(ref, mask=valid, other=None if valid is None else 0.0)
 
     def write(self, ref: Any, value: jax.Array, positions: jax.Array, size: int) -> None:
-        """Stores the elements that `read` would load."""
+        """Stores a block, without positions beyond `size` and features beyond `head_dim`."""
         valid = (positions < size)[:, None] & (jnp.arange(self.width) < self.head_dim)[None, :]
         triton.store(ref, value.astype(ref.dtype), mask=valid)
 
     def dot(self, left: jax.Array, right: jax.Array, transposed: bool = False) -> jax.Array:
         """Multiplies with float32 accumulation.
 
-        float32 inputs use three TF32 products, whose error is that of float32.
+        float32 inputs are multiplied in three TF32 passes, whose error is as small as that of
+        float32.
 
         Args:
             left: The left matrix.
@@ -483,7 +515,7 @@ class _Tiles:
     def read_bias(
         self, ref: Any, query_positions: jax.Array, key_positions: jax.Array
     ) -> jax.Array:
-        """Loads the tile `(queries, keys)` of a bias."""
+        """Loads the tile `(queries, keys)` of a bias and scales it for a softmax with base 2."""
         valid = None
         if self.queries % self.block_q or self.keys % self.block_k:
             valid = (query_positions < self.queries)[:, None] & (key_positions < self.keys)[None, :]
@@ -501,7 +533,7 @@ class _Tiles:
     ) -> jax.Array:
         """Sets the scores of hidden keys to -inf.
 
-        Positions and segments broadcast to a tile of either orientation.
+        Positions and segments broadcast to a tile `(queries, keys)` or `(keys, queries)`.
         """
         own_positions = query_positions + (self.keys - self.queries)
         conditions = []
@@ -538,17 +570,20 @@ class _Tiles:
 
     @property
     def keep_scale(self) -> float:
-        """The factor of the weights that are not dropped."""
+        """The factor by which weights that are not dropped are multiplied."""
         return 1.0 / (1.0 - self.form.threshold / 65536)
 
 
 def _width(size: int) -> int:
-    """Returns the smallest power of two that is at least `size` and 16, as tensor cores require."""
+    """Returns the smallest power of two that is at least `size` and at least 16.
+
+    Tensor cores require blocks of at least 16 elements.
+    """
     return max(16, pl.next_power_of_2(size))
 
 
 def _segment_range(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest and the largest segment of each block, `(batch, blocks)` each."""
+    """Returns the smallest and largest segment number of each block, `(batch, blocks)` each."""
     padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % block)), mode="edge")
     blocks = padded.reshape(len(segments), -1, block)
     return blocks.min(2), blocks.max(2)
@@ -556,7 +591,7 @@ def _segment_range(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Arra
 
 # -- kernels
 # ---------------------------------------------------------------------------------------
-# Softmax uses base 2, which is a hardware instruction: exp(x) = exp2(x log2 e).
+# Softmax is computed with exp2, which is a hardware instruction: exp(x) = exp2(x * log2(e)).
 
 
 def _forward_kernel(
@@ -595,7 +630,7 @@ def _forward_kernel(
             key_segments,
         )
         new_maximum = jnp.maximum(maximum, scores.max(1))
-        # The maximum of a query is -inf until it sees a key. Then subtract nothing.
+        # The maximum of a query is -inf until the query sees a key. Until then subtract 0.
         base = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
         weights = jnp.exp2(scores - base[:, None])
         rescale = jnp.exp2(maximum - base)
@@ -632,7 +667,7 @@ def _query_kernel(
     rows: RowArrays[Any],
     out_ref: Any,
 ) -> None:
-    """Computes the gradient of a block of queries."""
+    """Computes the gradient with respect to a block of queries."""
     head = pl.program_id(1)
     query_positions = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
     query = tiles.read(query_ref, query_positions, tiles.queries)
@@ -685,9 +720,10 @@ def _key_kernel(
     key_out: Any,
     value_out: Any,
 ) -> None:
-    """Computes the gradients of a block of keys and values, summed over the heads that share them.
+    """Computes the gradients with respect to a block of keys and values.
 
-    Its tiles are (keys, queries), so that no tile has to be transposed.
+    They are summed over the query heads that share these keys and values. The tiles have the shape
+    `(keys, queries)`, so that no tile has to be transposed.
     """
     first_head = pl.program_id(1) * tiles.group
     key_positions = pl.program_id(0) * tiles.block_k + jnp.arange(tiles.block_k)

@@ -1,4 +1,7 @@
-"""Splash attention on TPUs: documents, padding, windows, grouped queries and cross-attention."""
+"""Splash attention on TPUs.
+
+It supports packed documents, padding, windows, grouped-query attention and cross-attention.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
 from hfseq.nn.visible import HIDDEN_SEGMENT, Visibility
 
-#: Lengths are padded to multiples of this number, with a segment that no token has.
+#: Lengths are padded to multiples of this number. Padding gets a segment number that no token has.
 LANES = 128
 PADDING_SEGMENT = HIDDEN_SEGMENT - 1
 #: Keys and queries per block. The largest size that divides both lengths is the fastest. Blocks of
@@ -40,15 +43,16 @@ def unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.num_shards(SEQUENCE) > 1:
         return "the mesh splits sequences"
     if spec.batch % spec.num_shards(*BATCH_AXES) or spec.heads % spec.num_shards(TENSOR):
-        return "the mesh does not divide the rows or the heads"
+        return "the mesh does not divide the batch or the heads"
     return None
 
 
 def splash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Array:
-    """Computes attention in blocks of up to 1024. Over a mesh each device has its rows and heads.
+    """Computes attention in blocks of up to 1024 queries and keys.
 
-    A fully masked query gets an arbitrary output and a wrong gradient. `hfseq.nn.attend` replaces
-    the output by zeros, which also stops the gradient.
+    Over a mesh each device computes its own part of the batch and its own heads. A fully masked
+    query gets an arbitrary output and a wrong gradient. `hfseq.nn.attend` replaces the output by
+    zeros, which also stops the gradient.
 
     Args:
         call: The inputs.
@@ -112,7 +116,11 @@ def _one_segment(rows: int, length: int) -> jax.Array:
 def _segments(
     visible: Visibility, rows: int, queries: int, keys: int
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Returns segments of queries and keys that describe all but `causal` and `window`."""
+    """Expresses the visibility without `causal` and `window` by segment numbers.
+
+    Returns:
+        The segment numbers of queries and keys, or `None` if all keys are visible.
+    """
     query_segments, key_segments = visible.query_segments, visible.key_segments
     if query_segments is not None:
         key_segments = query_segments if key_segments is None else key_segments
@@ -139,7 +147,10 @@ def _kernel(
     window: tuple[int, int] | None,
     interpret: bool,
 ) -> Any:
-    """Returns the kernel for one row. Its masks are constant tables of blocks."""
+    """Returns the kernel for one entry of the batch.
+
+    `causal` and `window` are compiled into the kernel as block masks.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = (queries, keys)
