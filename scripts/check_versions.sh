@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Install the lowest and the highest versions that pyproject.toml allows, each into a separate environment
-# under VERSIONS_DIR (default: a temporary directory), and run tests there. Further arguments are
-# tests, by default those that use every dependency:
+# Install the lowest and the highest versions of the dependencies that pyproject.toml allows, each into
+# a separate environment under VERSIONS_DIR (default: a temporary directory), and run tests there. The
+# first argument selects one of them (default: both). Further arguments are tests. By default, tests run
+# that together use every dependency:
 #
 #     bash scripts/check_versions.sh
 #     bash scripts/check_versions.sh lowest
 #     bash scripts/check_versions.sh highest tests
 #     bash scripts/check_versions.sh audit
 #
-# "audit" asks pip-audit for known vulnerabilities of the highest versions. Its service must be
-# reachable.
+# "audit" checks the highest versions for known vulnerabilities with pip-audit, which needs access to
+# its online service.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -33,7 +34,9 @@ base=$(find_python)
 "$folder/tools/bin/python" -m pip install -qq --disable-pip-version-check uv
 uv=$folder/tools/bin/uv
 
-make() { # resolution of the declared ranges; transitive dependencies are not constrained
+# make lowest|highest: create the environment. "lowest" applies to the dependencies in pyproject.toml,
+# but not to the dependencies of these packages.
+make() {
     say "Installing the $1 versions into $folder/$1"
     "$base" -m venv --clear "$folder/$1"
     local resolution=highest

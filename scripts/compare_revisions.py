@@ -5,17 +5,18 @@ r"""Check that two revisions compute bit-identical results for the runs of the m
     python scripts/compare_revisions.py 04f3c5a HEAD --cards cola-fp8-encoder wikitext-2-gpt2
     python scripts/compare_revisions.py ../old . --steps 8 --keep runs
 
-A revision is a directory with a checkout or a git revision. The commands of
-`model_cards/*/card.yaml` run in separate processes with their flags, models and batch sizes, but
-shortened: the first part of each data file, a few steps with a short warm-up, an evaluation and a
-checkpoint halfway, and few generated texts. The comparison covers all logged values except times
-and memory, the weight and tokenizer files, logits of fixed inputs by the saved model, and
-generated tokens (greedy search, beam search, sampling with a seed). In addition, both revisions
-resume a run of OLD from its checkpoint halfway; both must give the results of the uninterrupted
-run of OLD.
+OLD and NEW are each a git revision or a directory with a checkout. The commands of
+`model_cards/*/card.yaml` run in separate processes. They keep their flags, models and batch sizes,
+but the runs are shortened: they use the first part of each data file, train a few steps with a
+short warm-up, evaluate and save a checkpoint halfway, and generate few texts.
 
-Prints a table and the first differences. The exit code is 1 if there is a difference. Both
-revisions share a compilation cache, so identical programs are compiled once.
+The script compares all logged values except times and memory, the weight and tokenizer files, the
+logits of the saved model for fixed inputs, and generated tokens (greedy search, beam search,
+sampling with a seed). In addition, both revisions resume the run of OLD from its checkpoint
+halfway. The results must equal those of the uninterrupted run of OLD.
+
+The script prints a table and the first differences. The exit code is 1 if there is a difference.
+Both revisions share a compilation cache, so identical programs are compiled once.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ GENERATED_DATA_CARDS = {
     "spoken-numbers-wav2vec2",
     "spoken-numbers-whisper",
 }
-TRAIN_FILE_BYTES = 300_000  # per training file; a tenth for the other files
+# Bytes of training data of a card, over all its training files. Each other file is shortened to a
+# tenth of this.
+TRAIN_FILE_BYTES = 300_000
 # Logged values that may differ.
 TIMING_METRICS = re.compile(r"time|second|mfu|memory")
 AUTO_CLASSES = {
@@ -86,7 +89,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("old", help="directory of a checkout, or a revision")
     parser.add_argument(
-        "new", nargs="?", default=str(ROOT), help="the same (default: this checkout)"
+        "new",
+        nargs="?",
+        default=str(ROOT),
+        help="directory of a checkout, or a revision (default: this checkout)",
     )
     parser.add_argument("--cards", nargs="+", default=list(DATA), choices=DATA, metavar="CARD")
     parser.add_argument(
@@ -110,7 +116,13 @@ def main() -> int:
 
 @contextmanager
 def checkout(revision: str, work: Path) -> Iterator[Path]:
-    """Yield the directory of a revision, which may be a temporary worktree."""
+    """Yields a directory with the code of a revision.
+
+    Args:
+        revision: A directory, which is used as it is, or a git revision, which is checked out into
+            a temporary worktree.
+        work: The directory in which the worktree is created.
+    """
     if Path(revision).is_dir():
         yield Path(revision).resolve()
         return
@@ -124,11 +136,11 @@ def checkout(revision: str, work: Path) -> Iterator[Path]:
 
 
 def compare_cards(old: Path, new: Path, arguments: argparse.Namespace, work: Path) -> int:
-    """Run and compare each card; prints the table as it grows."""
+    """Run and compare each card, print a row of the table for each, and return the exit code."""
     for side in (old, new):
         found = run_python(side, ["-c", "import hfseq; print(hfseq.__file__)"], work, work)
         if not Path(found.strip()).is_relative_to(side):
-            sys.exit(f"{side} is not what Python imports there, but {found.strip()}")
+            sys.exit(f"hfseq is imported from {found.strip()} instead of {side}")
     columns = ("log", "weights", "logits", "tokens", "continued")
     print(f"| card | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", flush=True)
     problems: list[str] = []
@@ -147,7 +159,7 @@ def compare_cards(old: Path, new: Path, arguments: argparse.Namespace, work: Pat
 def compare_card(
     card: str, old: Path, new: Path, arguments: argparse.Namespace, work: Path
 ) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """How many things of each column were compared, and which differ."""
+    """Return the number of compared entries of each column, and descriptions of the differences."""
     folders = {side: work / side / card for side in ("old", "new", "old-went-on", "new-went-on")}
     *before, training = shortened_commands(card, arguments, work)
     for side, tree in (("old", old), ("new", new)):
@@ -170,7 +182,8 @@ def compare_card(
         "weights": [(files["old"], files["new"])],
         "logits": [(probed["old"]["logits"], probed["new"]["logits"])],
         "tokens": [(probed["old"]["tokens"], probed["new"]["tokens"])],
-        # Resumed by OLD, the run equals the uninterrupted one, and resumed by NEW it is the same.
+        # The run that OLD resumes equals the uninterrupted run, and the run that NEW resumes equals
+        # the run that OLD resumes.
         "continued": [
             (expected[whole], outputs[side])
             for expected, outputs in ((logs, logs), (files, files))
@@ -187,7 +200,7 @@ def compare_card(
 def cut_back(source: Path, target: Path, output: str, step: int) -> None:
     """Copy the directory of a run as if it had been killed after the checkpoint of ``step``.
 
-    Its log and weights are those of later steps; the resumed run replaces both.
+    The log and the weights in the copy still contain later steps. The resumed run replaces both.
     """
     shutil.copytree(source, target)
     for path in (target / output / "checkpoints").iterdir():
@@ -199,7 +212,10 @@ def cut_back(source: Path, target: Path, output: str, step: int) -> None:
 
 
 def shortened_commands(card: str, arguments: argparse.Namespace, work: Path) -> list[list[str]]:
-    """Return the shortened commands of a card as script and flags. The last is the training."""
+    """Return the shortened commands of a card, each as a script with flags.
+
+    The last command is the training. The commands before it prepare it.
+    """
     import yaml
 
     source, cut = arguments.data / DATA[card], work / "data" / card
@@ -221,7 +237,8 @@ def shortened_commands(card: str, arguments: argparse.Namespace, work: Path) -> 
             words += [str(first_part(path, cut / path.name, size)) for path in paths]
         shortened.append([f"scripts/{Path(words[0]).name}", *words[1:]])
     training = shortened[-1]
-    if shlex.join(training).count("--tokenizer_name bytes"):  # the card has no command for it
+    # The cards contain no command that creates the tokenizer of bytes.
+    if shlex.join(training).count("--tokenizer_name bytes"):
         tokenizer_command = (
             "scripts/train_tokenizer.py --model_type vq_transformer --vocabulary bytes"
         )
@@ -248,7 +265,7 @@ def shortened_commands(card: str, arguments: argparse.Namespace, work: Path) -> 
 
 
 def first_part(path: Path, target: Path, size: int) -> Path:
-    """Copy the first complete lines of about ``size`` bytes, at least one line."""
+    """Copy complete lines from the start of a file, about ``size`` bytes and at least one line."""
     _make_directory(target.parent)
     if not target.exists():
         content = path.read_bytes()
@@ -284,7 +301,7 @@ def read_log(path: Path) -> dict[str, Any]:
     for record in map(json.loads, path.read_text().splitlines()):
         step = record.pop("step")
         for name, value in record.items():
-            if name != "run" and not TIMING_METRICS.search(name):  # "run": the flags
+            if name != "run" and not TIMING_METRICS.search(name):  # "run" contains the flags
                 key = f"{name} of step {step}"
                 values[key] = [*values.get(key, []), value]
     return values

@@ -7,9 +7,10 @@
 
 The directory of a card contains the log (`metrics.jsonl`), results and curve of the run,
 `card.yaml` with the data that is not in the log, and `findings.md`, the text after the results.
-Numbers in that text are Jinja expressions of `log` (the last value of every metric), `card`
-(card.yaml), its `facts`, and the JSON files of the directory by name:
-{{ '%.2f' | format(facts.unigram_entropy - log.eval_loss) }}.
+Numbers in `findings.md` are Jinja expressions, such as
+{{ '%.2f' | format(facts.unigram_entropy - log.eval_loss) }}. They can use `log` (the last value of
+every metric), `card` (the contents of card.yaml), `facts` (the entry of that name in card.yaml),
+and the JSON files of the directory by their names without the extension.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> int:
         "--check", action="store_true", help="write nothing, compare the cards with their logs"
     )
     parser.add_argument("--add", type=Path, metavar="RUN", help="output directory of a run to add")
-    parser.add_argument("--name", help="name of the added card (default: that of the directory)")
+    parser.add_argument("--name", help="name of the added card (default: name of the directory)")
     parser.add_argument("--folder", type=Path, default=CARDS_FOLDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     return run_command(lambda: run(options))

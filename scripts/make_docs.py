@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Write the generated parts of the documentation: families, their classes, flags.
 
-python scripts/make_docs.py           # docs/{flags,families,flax_classes}.md; parts of others
-python scripts/make_docs.py --check   # exit code 1 if a file is not up to date
+python scripts/make_docs.py           # write docs/{flags,families,flax_classes}.md and the
+                                      # generated parts of README.md and other pages
+python scripts/make_docs.py --check   # write nothing; exit code 1 if a file is not up to date
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ BEGIN, END = "<!-- architectures: scripts/make_docs.py -->", "<!-- /architecture
 BEGIN_OPTIONS, END_OPTIONS = "<!-- options: scripts/make_docs.py -->", "<!-- /options -->"
 BEGIN_CLASSES, END_CLASSES = "<!-- classes: scripts/make_docs.py -->", "<!-- /classes -->"
 
-# The first flag of each group of flags, in the order of the dataclasses.
+# Titles of the groups of flags. The keys are the first flag of each group, in the order in which
+# the dataclasses define the flags.
 MODEL = {"model_name_or_path": "Model"}
 DATA = {
     "dataset_name": "Sources",
@@ -92,9 +94,13 @@ GALLERY = """# Families
 <!-- Written by scripts/make_docs.py from the registry: change the plugins, not this file. -->
 
 Each family is a plugin in `plugins/hfseq_plugins/` and has a page on its options, training and
-known issues. There are {count} model types. [Flax classes of Transformers 4](flax_classes.md)
-lists the class names they provide. To add an architecture, write
+known issues. The families cover {count} model types. To look up a Flax class of Transformers 4,
+see [the list of these classes](flax_classes.md). To add an architecture, write
 [a model class](model_class.md) in one file.
+
+In the table, *Origin* is the paper or repository of the family, *PyTorch* is the PyTorch class of
+Transformers that loads the same checkpoints, *Scripts* are the hfseq scripts for which the page of
+the family shows a command, and *Since* is the hfseq version that added the family.
 
 {table}
 
@@ -109,15 +115,17 @@ FLAX_CLASSES = """# Flax classes of Transformers 4
 
 <!-- Written by scripts/make_docs.py from the registry. -->
 
-Transformers 4.57 exported {count} Flax names: those of {families} families and the Auto classes.
-hfseq provides {here} of them. Import them from `hfseq`, or, after `import hfseq.v4`, from
-[their Transformers 4 paths](migration.md#the-old-import-paths). The last column is the PyTorch
-class of Transformers 5 that loads the same files.
+Transformers 4.57 exported {count} Flax classes: the classes of {families} families and the Auto
+classes. hfseq provides {here} of them. Import them from `hfseq`. After `import hfseq.v4`, they are
+also available at [their Transformers 4 paths](migration.md#the-old-import-paths).
+
+In the table, *Since* is the hfseq version that added the class, and the last column is the PyTorch
+class of Transformers 5 that loads the same checkpoints.
 
 {table}
 """
 
-#: PyTorch classes whose name differs from the Flax class, or None if there is no such class.
+#: PyTorch classes of Flax classes that have another name after "Flax". None if PyTorch lacks it.
 TORCH_NAMES = {
     "FlaxAutoModelForVision2Seq": "AutoModelForImageTextToText",
     "FlaxBartDecoderPreTrainedModel": None,
@@ -162,7 +170,7 @@ def architectures() -> str:
 
 
 def _modality(spec: Any) -> str:
-    """Return the row of a family, from the inputs and heads of its model class."""
+    """Return the modality of a family, which selects its row in the README's table."""
     model_class = _main_class(spec)
     if hasattr(model_class, "get_image_features") or "ForVision2Seq" in spec.heads:
         return "Images and text"
@@ -192,7 +200,7 @@ def families() -> str:
         cells = [
             name,
             types,
-            ", ".join(tasks) or "features",
+            ", ".join(tasks) or "feature extraction",
             _origin(specs[0].citation),
             _torch_class(specs[0]),
             ", ".join(f"`{script}`" for script in scripts) or "–",
@@ -217,7 +225,7 @@ def _origin(citation: str) -> str:
 
 
 def _main_class(spec: Any) -> Any:
-    """Return the class without a head, or the first class of a family that has none."""
+    """Return the model class without a head, or the first class if all classes have heads."""
     return spec.load_head("Model" if "Model" in spec.heads else next(iter(spec.heads)))
 
 
@@ -262,7 +270,10 @@ def _version() -> str:
 
 
 def _versions(page: Path) -> dict[str, str]:
-    """Return the "since" column of a generated page by its first column, so that it is kept."""
+    """Return the versions in the "Since" column of a page by the first cell of the row.
+
+    A page that is generated again keeps these versions.
+    """
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     column = next((i for i, cell in enumerate(rows[0]) if "ince" in cell), 0) if rows else 0
@@ -307,10 +318,19 @@ def _is_model_class(value: Any, module: str) -> bool:
     return getattr(value, "module_class", None) is not None and hasattr(value, "from_pretrained")
 
 
+#: Descriptions of tasks, where they differ from the words in the suffix of the Auto class.
+_TASK_WORDS = {
+    "pre training": "pretraining",
+    "seq seq LM": "sequence to sequence",
+    "speech seq seq": "speech to text",
+    "vision seq": "image to text",
+}
+
+
 def _words(task: str) -> str:
     words = re.findall("[A-Z][a-z]+|[A-Z]+", task.removeprefix("For"))
     text = " ".join(word if word.isupper() else word.lower() for word in words)
-    return text.replace("pre training", "pretraining").replace("seq seq LM", "sequence to sequence")
+    return _TASK_WORDS.get(text, text)
 
 
 def flags() -> str:

@@ -3,9 +3,10 @@ r"""Write the compatibility table of docs/checkpoints.md, with one model of each
 
     python scripts/make_prove_table.py --python ~/transformers4/bin/python --output prove.json
 
-For each model, other programs load the checkpoint and their outputs are compared with hfseq's. The
-models are those of the tests, with random weights and a generated tokenizer; encoders are also
-tested without a head. Programs that are not installed are skipped. Takes about half an hour.
+For each model, `hfseq prove` lets other programs load the checkpoint and compares their outputs
+with hfseq's. The models are those of the tests, with random weights and a generated tokenizer.
+Encoders are also tested without a head. Programs that are not installed are skipped. The script
+takes about half an hour.
 """
 
 import argparse

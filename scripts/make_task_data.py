@@ -31,7 +31,7 @@ from hfseq.objectives.metrics import SENTENCE_BOUNDARY, answer_scores, entity_sc
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
-HELD_OUT_PERCENT = 20  # percent of the names of each type, absent from the training examples
+HELD_OUT_PERCENT = 20  # percent of the names of each type that training examples do not contain
 PEOPLE = ("Ada", "Boris", "Carla", "Emil", "Greta", "Ivan", "Maria", "Otto")
 FIRST_DAY, DAYS = date(1950, 1, 1), 27_000
 DATES = ("long", "MMMM y")
@@ -39,7 +39,7 @@ TEMPLATE = re.compile(r"\{(\w+)\}")
 WORD = re.compile(r"\w+(?:[.,:-]\w+)*|[^\w\s]")
 PLAIN_SENTENCE = re.compile(r"[A-Z][a-z][a-z ,]{28,88}\.")  # without names, numbers and markup
 
-# Uppercase slots are entities; lowercase slots use the same words, but are not entities.
+# Uppercase slots are entities. Lowercase slots are filled with the same words, but are not tagged.
 TAGGING_TEMPLATES = """
 {NUMBER} letters came from {COUNTRY} on {DATE}.
 Since {DATE} the office in {COUNTRY} takes {CURRENCY}.
@@ -93,7 +93,7 @@ QUESTIONS = {
         "{PERSON} lost {MONEY}.": "How much did {PERSON} lose?",
     },
 }
-#: Patterns of answers, for the baseline.
+#: Regular expressions by which a baseline without a model finds answers.
 NAME = r"([A-Z]\w+(?: (?:&|da|[A-Z]\w+))*)"
 ANSWER_PATTERNS = {
     "DATE": r"([A-Z]\w+ (?:\d+, )?\d{4})",
@@ -116,7 +116,10 @@ SUMMARY_TEMPLATE = "{COUNTRY} had {LETTERS} letters in {LANGUAGE} by {DATE}."
 
 
 class SlotValues:
-    """Random values for the slots of templates, without held-out names if ``train``."""
+    """Random values for the slots of templates.
+
+    With ``train``, the values do not include held-out names (:func:`is_held_out`).
+    """
 
     def __init__(self, random: Random, train: bool):
         from babel import Locale
@@ -170,7 +173,10 @@ def is_held_out(name: str) -> bool:
 
 
 def make_tagged_words(names: SlotValues, plain: Sequence[str]) -> Example:
-    """Return tagged words of one or two generated sentences and sometimes an unrelated one."""
+    """Return the tagged words of one or two generated sentences.
+
+    In 30 % of the examples there is an unrelated sentence too.
+    """
     random = names.random
     parts = random.sample(TAGGING_TEMPLATES, random.choice((1, 2)))
     parts += [random.choice(plain)] * (random.random() < 0.3)
@@ -185,7 +191,10 @@ def make_tagged_words(names: SlotValues, plain: Sequence[str]) -> Example:
 
 
 def make_question(names: SlotValues, plain: Sequence[str]) -> Example:
-    """Return a question about one of several facts in a context; the fact may be missing."""
+    """Return a context with several facts about a person, and a question about one of them.
+
+    The context of some examples does not contain the fact, so that the question has no answer.
+    """
     random = names.random
     person, entity_types = names.value_for("PERSON"), random.sample(list(QUESTIONS), 2)
     sentences = [sentence for entity_type in entity_types for sentence in QUESTIONS[entity_type]]
@@ -233,7 +242,7 @@ def make_summary(names: SlotValues, plain: Sequence[str]) -> Example:
 
 
 def tag_by_word(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Score the most frequent tag of each word, with O for unseen words."""
+    """Score a baseline that predicts the most frequent tag of each word, and O for unseen words."""
     tag_counts: dict[str, Counter[str]] = defaultdict(Counter)
     for example in train:
         for word, tag in zip(example["tokens"], example["ner_tags"], strict=True):
@@ -245,7 +254,11 @@ def tag_by_word(train: Sequence[Example], test: Sequence[Example]) -> dict[str, 
 
 
 def answer_without_model(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Score two baselines: no answer, and the first match of the requested type in the context."""
+    """Score two baselines for questions.
+
+    One always predicts "no answer". The other predicts the first text in the context that looks
+    like an answer of the requested type.
+    """
     shapes = {
         question.split()[0]: ANSWER_PATTERNS[entity_type]
         for entity_type, questions in QUESTIONS.items()
@@ -269,7 +282,7 @@ def answer_without_model(train: Sequence[Example], test: Sequence[Example]) -> d
 def summarize_by_first_sentence(
     train: Sequence[Example], test: Sequence[Example]
 ) -> dict[str, float]:
-    """Score the first sentence of each document as its summary."""
+    """Score a baseline whose summary is the first sentence of the document."""
     summaries = [SENTENCE_BOUNDARY.split(example["document"])[0] for example in test]
     scores = rouge_scores(summaries, [[example["summary"]] for example in test])
     return {f"the first sentence: {name}": scores.values[name] for name in ("rouge2", "rougeL")}

@@ -1,16 +1,18 @@
-"""Mutation testing with a seeded sample: how many small faults do the tests detect?
+"""Mutation testing: measure how many small faults in the code the tests detect.
 
     pip install pytest-cov
-    python scripts/mutants.py measure          # once: the lines and the time of each test
-    python scripts/mutants.py make --count 120 # .mutants/mutants.jsonl
-    python scripts/mutants.py run              # .mutants/results.jsonl; resumes if run again
-    python scripts/mutants.py summary
+    python scripts/mutants.py measure          # once: record the lines and the time of each test
+    python scripts/mutants.py make --count 120 # write a random sample to .mutants/mutants.jsonl
+    python scripts/mutants.py run              # write .mutants/results.jsonl; can be resumed
+    python scripts/mutants.py verify           # check that the failed tests pass without mutants
+    python scripts/mutants.py summary          # print the results
 
-A mutant is one change of the code: an operator, a comparison, a constant, a condition, a removed
-statement or two swapped arguments. The tests that execute its line run against it, fast ones first,
-until one fails. If no test of the default suite fails, the tests of the slow tier follow. Mutants
-are written to a copy of the tree, never to the checkout. They are stored as text with the
-surrounding lines, so that they are found again after code has moved to other files.
+A mutant is a copy of the code with one change: another operator, comparison, constant or condition,
+a removed statement, or two swapped arguments. For each mutant, the tests that execute the changed
+line run in the order of their duration until one fails. The tests of the default suite run first.
+If none of them fails, the tests of the slow tier follow. Mutants are written to a copy of the tree,
+never to the checkout. They are stored as text with the surrounding lines, so that they still apply
+after the code has moved to another file.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ LIBRARIES = (
 
 @dataclass
 class Mutant:
-    """A change of the lines ``before`` to ``after``, with the lines ``above`` and ``below``."""
+    """A change that replaces the lines ``before`` by the lines ``after``.
+
+    ``above`` and ``below`` are the surrounding lines, by which :func:`find` locates the change.
+    """
 
     number: int
     file: str
@@ -83,7 +88,10 @@ MESSAGE_FUNCTION = re.compile(
 
 
 class Mutations(ast.NodeVisitor):
-    """Collects (kind, start, end, replacement) with offsets into ``source``."""
+    """Collects the possible mutations of ``source``.
+
+    A mutation is a tuple (kind, start, end, replacement), where start and end are byte offsets.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source.encode()
@@ -233,7 +241,11 @@ def mutants_of(
 
 
 def sample(root: Path, count: int, seed: int, least: int = 4) -> list[Mutant]:
-    """Draw ``count`` mutants: ``least`` per package, the rest by package size, kinds evenly."""
+    """Draw ``count`` mutants.
+
+    Each package gets ``least`` mutants. The others are distributed in proportion to the number of
+    possible mutants of the packages. Within a package, the kinds of mutation alternate.
+    """
     packages: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*.py")):
@@ -262,7 +274,10 @@ def sample(root: Path, count: int, seed: int, least: int = 4) -> list[Mutant]:
 
 
 def find(root: Path, mutant: Mutant) -> tuple[str, int, int] | None:
-    """Return (file, line, indent) of the mutated text, by the best match of its context."""
+    """Return the (file, line, indent) where a mutant applies, or None if it does not apply.
+
+    Of several places with the same code, this is the one with the most similar surrounding lines.
+    """
 
     def dedent_lines(lines: list[str]) -> str:
         return textwrap.dedent("".join(lines)).strip()
@@ -300,11 +315,17 @@ PHASE = re.compile(r"(\|| \()(setup|call|run|teardown)\)?$")
 
 @dataclass
 class Suite:
-    """The results of ``measure``: duration and tier of each test, and the tests of each line."""
+    """The results of ``measure``.
+
+    Attributes:
+        seconds: Duration of each test.
+        slow: The tests of the slow tier.
+        lines: For each file and line, the tests that execute the line.
+    """
 
     seconds: dict[str, float]
     slow: set[str]
-    lines: dict[str, dict[int, list[str]]]  # file -> line -> tests
+    lines: dict[str, dict[int, list[str]]]
 
     @classmethod
     def read(cls, folder: Path) -> Suite:
@@ -330,8 +351,8 @@ class Suite:
     def covering(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute the mutant, fastest first.
 
-        All lines of a statement count as its first line. For code that runs at import, the tests of
-        all lines of the module are returned.
+        A statement over several lines counts as executed if its first line is. For code that runs
+        at import, the tests of all lines of the module are returned.
         """
         of_file = self.lines.get(mutant.file, {})
         source = (ROOT / mutant.file).read_text(encoding="utf-8")
@@ -354,7 +375,7 @@ def _runs_on_import(tree: ast.Module, line: int) -> bool:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Record a test. During ``measure``, this file is a plugin of the main pytest process."""
+    """Record the duration of a test. During ``measure``, this file is loaded as a pytest plugin."""
     if os.environ.get("PYTEST_XDIST_WORKER"):
         return
     record = {"test": report.nodeid, "seconds": report.duration, "slow": "slow" in report.keywords}
@@ -363,7 +384,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def measure_coverage(folder: Path, tests: list[str]) -> int:
-    """Run the tests (default: all of both tiers) with a coverage context for each."""
+    """Run the tests and record the lines that each of them executes. Default: all tests."""
     shutil.rmtree(folder / "measured", ignore_errors=True)
     (folder / "measured").mkdir(parents=True)
     settings = (
@@ -413,7 +434,16 @@ class TestReporter:
 
 @dataclass
 class Outcome:
-    """The result of a mutant in one tier: killed, survived or timeout (a test did not return)."""
+    """The result of a mutant in one tier.
+
+    Attributes:
+        outcome: "killed" if a test failed, "survived" if all passed, "timeout" if a test did not
+            finish.
+        test: The test that failed or did not finish.
+        ran: Number of tests that were started.
+        of: Number of tests that execute the mutant.
+        seconds: Duration of the tests.
+    """
 
     outcome: str
     test: str = ""
@@ -592,7 +622,7 @@ def verify(folder: Path) -> None:
     for test in sorted(killers & suite.seconds.keys(), key=suite.seconds.__getitem__):
         outcome = tree.test([test], suite, 600)
         if outcome.outcome != "survived" or not outcome.ran:
-            print(f"{test}: {outcome.outcome} without a mutant, {outcome.ran} ran")
+            print(f"{test}: {outcome.outcome} without a mutant, {outcome.ran} tests ran")
 
 
 # --------------------------------------------------------------------------------- commands

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train wav2vec 2.0 for speech recognition by letters, with CTC.
+"""Train wav2vec 2.0 for speech recognition with CTC, where the labels are letters.
 
 This is `hfseq train ctc` as a script. `--help` shows examples.
 """

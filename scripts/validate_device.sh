@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Validate and measure hfseq on this device: parity, training compared with the CPU, tokens/s, memory,
-# FP8. Takes at most nine minutes on one H200. The exit code is 1 if a result is wrong. Arguments are
-# passed to device.py:
+# Validate and measure hfseq on this device: outputs and training compared with the CPU, tokens per
+# second, memory, and FP8. This takes at most nine minutes on one H200. The exit code is 1 if a result
+# is wrong. Arguments are passed to scripts/benchmarks/device.py:
 #
 #     bash scripts/validate_device.sh
 #     bash scripts/validate_device.sh --only attention training

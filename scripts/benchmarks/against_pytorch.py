@@ -1,9 +1,10 @@
 """Train with hfseq and PyTorch on the same batches and compare the losses.
 
 PyTorch starts from hfseq's initial weights for the same seed, reads the same batches (rows and
-masks), and uses the same AdamW and learning-rate schedule. Dropout is disabled. With the seed of
-the hfseq run, the losses should agree at every step. Additional seeds change the initial weights
-and the order of the data; they show how much the final loss varies between seeds.
+masks), and uses AdamW with the same settings and learning rate schedule. Dropout is disabled. With
+the seed of the hfseq run, the losses should agree at every step. PyTorch is also trained with other
+seeds, which change the initial weights and the order of the data. These runs show how much the
+final loss varies between seeds.
 
 The command is scripts/compare_pytorch_training.py.
 """
@@ -34,7 +35,6 @@ from hfseq.training.arguments import Arguments
 from hfseq.training.callbacks import StepInfo
 from hfseq.training.run import Result, main
 from hfseq.training.setup import Run, load_config, load_tokenizer, make_params
-from hfseq.training.state import to_host
 
 IGNORED = -100
 FINAL_SHARE = 0.1
@@ -89,7 +89,7 @@ def compare(
         The content of ``pytorch_comparison.json``.
 
     Raises:
-        UsageError: The PyTorch side does not support one of the arguments.
+        UsageError: The comparison does not support one of the arguments.
     """
     check(arguments)
     switch_dropout_off(arguments, objective)
@@ -127,11 +127,13 @@ def compare(
 def verdict(
     ours: TrainingRecord, theirs: Sequence[TrainingRecord], parity_steps: int
 ) -> dict[str, Any]:
-    """Compares the first losses step by step and the final loss with PyTorch's range.
+    """Compares the losses of hfseq (``ours``) with those of the PyTorch runs (``theirs``).
 
-    The first of ``theirs`` has the seed of ``ours``. The final loss of ``ours`` is therefore
-    expected within the range of ``theirs``, or outside by no more than a rounding error. The range
-    of the other seeds is reported separately.
+    The first losses are compared step by step with the first PyTorch run, which has the same seed
+    as hfseq. The final loss of hfseq is compared with the range of the final losses of all PyTorch
+    runs. Since one of these runs has the same seed as hfseq, the final loss of hfseq should be in
+    this range, or outside of it by no more than a rounding error. The range of the other seeds is
+    reported separately.
     """
     steps = min(parity_steps, len(ours.losses))
     pairs = zip(ours.losses[:steps], theirs[0].losses[:steps], strict=True)
@@ -156,7 +158,7 @@ def verdict(
 def speed(
     result: Result, times: Sequence[float], theirs: Sequence[TrainingRecord]
 ) -> dict[str, Any]:
-    """Returns the tokens per second of both sides, without padding, and their ratio.
+    """Returns the tokens per second of hfseq and PyTorch, without padding, and their ratio.
 
     ``times`` contains the median step times of hfseq before and after the PyTorch runs.
     """
@@ -287,20 +289,24 @@ def torch_model(run: Run, seed: int, folder: str) -> Any:
     training = dataclasses.replace(run.arguments.training, seed=seed)
     arguments = dataclasses.replace(run.arguments, training=training)
     params, _ = make_params(arguments, run.model, run.layout)
-    run.model.save_pretrained(folder, params=to_host(params, run.layout))
+    cut = {path: run.layout.cut(path, leaf) for path, leaf in trees.flatten(params).items()}
+    run.model.save_pretrained(folder, params=trees.unflatten(cut))
     name = run.model.torch_class_name()
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
         raise UsageError(f"{name} cannot load the weights that hfseq saved: {problems}")
-    # hfseq computes these weights (position tables, for example) and does not train them.
+    # hfseq computes these weights, for example sinusoidal positions, and does not train them.
     for derived in run.model.derived_weights():
         model.get_parameter(derived).requires_grad_(False)
     return model
 
 
 def decay_rule(run: Run) -> Any:
-    """Returns a function that reports whether hfseq applies weight decay to a PyTorch name."""
+    """Returns a function that returns whether hfseq applies weight decay to a parameter.
+
+    The argument of the function is the name of the parameter in PyTorch.
+    """
     names = run.model.weight_map
     patterns = (*optimizers.NO_DECAY, *run.arguments.training.no_decay)
     mask = trees.flatten(
@@ -343,9 +349,9 @@ def positions(segments: np.ndarray) -> np.ndarray:
 def additive_mask(queries: np.ndarray, keys: np.ndarray, causal: bool = False) -> torch.Tensor:
     """Returns an additive attention mask, ``(rows, 1, queries, keys)``.
 
-    It is 0 where a query may attend to a key and the smallest float32 elsewhere. ``queries`` and
-    ``keys`` are segment IDs, ``(rows, length)``. Padding attends to padding, which avoids rows
-    without any visible key.
+    It is 0 where a query may attend to a key, and the smallest float32 value elsewhere. ``queries``
+    and ``keys`` are segment IDs, ``(rows, length)``. Padding attends to padding, so that every
+    query can attend to at least one key.
     """
     visible = queries[:, :, None] == keys[:, None, :]
     if causal:
@@ -372,10 +378,12 @@ class TorchTrainer:
 
     Args:
         model: The PyTorch model.
-        decayed: Reports whether a parameter, by PyTorch name, has weight decay.
-        schedule: Returns the learning rate of a step.
+        decayed: Function that returns whether weight decay applies to a parameter, given the
+            PyTorch name of the parameter.
+        schedule: Function that returns the learning rate of a step.
         training: Training arguments with the AdamW settings and ``max_grad_norm``.
-        smoothing: Probability that label smoothing distributes over the other labels in training.
+        smoothing: Label smoothing in training: the probability that is distributed over the labels
+            other than the correct one.
     """
 
     def __init__(
@@ -403,7 +411,8 @@ class TorchTrainer:
             if isinstance(module, nn.Embedding) and "position" not in name:
                 # The padding token also starts the decoder input. hfseq trains its embedding.
                 module.padding_idx = None
-            # BART-like models accept no position IDs: replace the output of their tables.
+            # BART-like models do not accept position IDs, so the output of their position
+            # embeddings is replaced.
             if name.endswith("embed_positions"):
                 side = "decoder" if "decoder" in name.split(".") else "encoder"
                 module.register_forward_hook(functools.partial(self._replace, side))
@@ -433,7 +442,7 @@ class TorchTrainer:
         return losses
 
     def _clip(self, max_norm: float) -> None:
-        """Clips the gradient norm exactly as optax does (PyTorch's function adds 1e-6)."""
+        """Clips the gradient norm as optax does. PyTorch's own function adds 1e-6 to the norm."""
         if max_norm <= 0:
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -461,7 +470,8 @@ class TorchTrainer:
             logits = flat[torch.arange(len(masked))[:, None], masked]
         smoothing = self.smoothing if self.model.training else 0.0
         size, count = logits.shape[-1], int((labels != IGNORED).sum())
-        # PyTorch smooths over all labels, including the correct one: adapt the rate.
+        # PyTorch's label smoothing also gives probability to the correct label. Adapt the rate
+        # accordingly.
         total = nn.functional.cross_entropy(
             logits.reshape(-1, size).float(),
             labels.reshape(-1),
@@ -490,7 +500,7 @@ class TorchTrainer:
 
     @functools.cached_property
     def _first_position(self) -> int:
-        """The first position ID: RoBERTa starts after the padding ID of its position table."""
+        """The first position ID. RoBERTa's positions start after its padding ID."""
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings"):
                 padding = getattr(module, "padding_idx", None)
@@ -498,7 +508,7 @@ class TorchTrainer:
         return 0
 
     def _pairs(self, batch: Batch) -> torch.Tensor:
-        """Returns the logits of rows with one pair each. Only padding is masked."""
+        """Returns the logits of rows with one pair of source and target. Only padding is masked."""
         return self.model(
             input_ids=ids(batch["input_ids"]),
             attention_mask=ids(batch["segment_ids"] > 0),
@@ -507,7 +517,7 @@ class TorchTrainer:
         ).logits
 
     def _packed_pairs(self, batch: Batch) -> torch.Tensor:
-        """Returns the logits of rows with several pairs each.
+        """Returns the logits of rows with several packed pairs of source and target.
 
         The encoder runs separately because its mask differs from the cross-attention mask.
         """

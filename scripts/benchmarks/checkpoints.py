@@ -58,7 +58,10 @@ def checkpoint_cases(options: Options) -> list[Case]:
 
 
 def checkpoint_finish(rows: Rows) -> None:
-    """Adds the time of a plain file, written and read, as a share of the time of each row."""
+    """Adds ``disk_share`` to each row: the time of a plain file divided by the time of the row.
+
+    Both times are seconds per gigabyte for saving and restoring.
+    """
 
     def seconds_per_gb(row: dict[str, Any]) -> float:
         keys = ("save_per_gb", "restore_per_gb")
@@ -78,9 +81,16 @@ def _round_trip(
     info: dict[str, Any],
     wait: Callable[[], None] = lambda: None,
 ) -> Workload:
-    """Returns a workload that saves to a new folder, waits, restores and removes the folder.
+    """Returns a workload that saves a state to a new folder, restores it, and removes the folder.
 
-    ``num_bytes`` is the size in memory. Rates are relative to it because files may be compressed.
+    Args:
+        num_bytes: Size of the state in memory. The reported seconds per gigabyte refer to this
+            size, because files may be compressed.
+        save: Function that saves the state to a folder, possibly in the background.
+        restore: Function that restores the state from a folder.
+        memory: Function that returns the peak memory in bytes.
+        info: Properties of the workload.
+        wait: Function that waits until the state is saved.
     """
 
     def step() -> dict[str, float]:
@@ -130,7 +140,7 @@ def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Workload:
     train_state = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, sums))(
         module.params
     )
-    # Random moments, because zeros would be compressed.
+    # The moments are random, because zeros could be compressed very well.
     noise = jax.tree.map(
         lambda leaf: (
             jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype) if leaf.ndim else leaf
@@ -237,8 +247,8 @@ def plain(model: str, size: dict[str, Any], weights: str) -> Workload:
 
 CACHES = {"torch": "TORCHINDUCTOR_CACHE_DIR", "hfseq": "JAX_COMPILATION_CACHE_DIR"}
 HELP = "hfseq --help"
-#: Other commands whose start is measured, with the arguments of Python. The last one is the library
-#: that `hfseq train mlm --help` needs.
+#: Other commands whose start is measured. The values are the arguments of Python. The last command
+#: only imports the library that `hfseq train mlm --help` needs.
 COMMANDS = {
     "hfseq train --list": ("-m", "hfseq.cli", "train", "--list"),
     "hfseq train mlm --help": ("-m", "hfseq.cli", "train", "mlm", "--help"),
@@ -247,7 +257,7 @@ COMMANDS = {
 
 
 def startup_cases(options: Options) -> list[Case]:
-    """Returns the cases of the suite: first training steps, and starts of commands."""
+    """Returns the cases that measure first training steps and the start of commands."""
     cases = []
     rounds = options.choose(2, 3, 2, 1)
     models = (("gpt2", "GPT-2 small", 512), ("roberta", "RoBERTa-base", 128))
@@ -287,7 +297,10 @@ def startup_cases(options: Options) -> list[Case]:
 
 
 def process(side: str, warm: bool, settings: dict[str, Any], weights: str) -> Workload:
-    """Starts one process per step. If ``warm``, an additional process fills the cache first."""
+    """Builds a workload whose steps start one process each.
+
+    If ``warm`` is true, an additional process fills the compilation cache before the first step.
+    """
     home = Path(tempfile.mkdtemp(prefix="hfseq-start-"))
     code = f"import sys; sys.path.insert(0, {str(harness.BENCHMARKS_DIR)!r}); import checkpoints; "
     peak = num_started = 0
@@ -351,12 +364,12 @@ def child() -> None:
 
 
 def help_command() -> Workload:
-    """Runs ``hfseq --help`` in a new process."""
+    """Builds a workload whose step runs ``hfseq --help`` in a new process."""
     return start_python(["-m", "hfseq.cli", "--help"])
 
 
 def start_python(arguments: list[str]) -> Workload:
-    """Runs Python with these arguments in a new process."""
+    """Builds a workload whose step runs Python with these arguments in a new process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     start = functools.partial(
         subprocess.run,
@@ -374,11 +387,11 @@ def start_python(arguments: list[str]) -> Workload:
 _SECONDS = "{:.2f} s".format
 CHECKPOINT = Suite(
     "Checkpoints",
-    "Saves and restores the complete training state (parameters and both moments of AdamW); files "
-    "are flushed to the disk. *Blocked* is the time during which the training loop waits: hfseq "
-    "writes in the background. PyTorch uses `torch.save` and `torch.load` for the same state. A "
-    "plain file of the same size shows the speed of the disk. Weights alone are saved with "
-    "`save_pretrained` and restored with `from_pretrained`.",
+    "Saving and restoring the complete training state, which consists of the parameters and both "
+    "moments of AdamW. Files are flushed to the disk. *Blocked* is the time for which the training "
+    "loop waits; hfseq writes in the background. PyTorch saves and restores the same state with "
+    "`torch.save` and `torch.load`. A plain file of the same size shows the speed of the disk. The "
+    "rows for weights measure `save_pretrained` and `from_pretrained`.",
     checkpoint_cases,
     (
         harness.CASE,

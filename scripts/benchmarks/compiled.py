@@ -8,7 +8,8 @@ from typing import Any
 import harness
 from harness import Case, Contestant, Options, Rows, Suite, Workload
 
-#: Model type, length, rows per device, and field of attention dropout, which is 0.1 by default.
+#: Model type, length, rows per device, and the configuration field of the attention dropout rate,
+#: which is 0.1 by default.
 MODELS = {
     "RoBERTa base, mlm": ("roberta", 512, 8, "attention_probs_dropout_prob"),
     "GPT-2 124M, clm": ("gpt2", 1024, 4, "attn_pdrop"),
@@ -75,7 +76,7 @@ def program(
 ) -> Workload:
     """Builds a workload that compiles the step of the training loop.
 
-    The compilation for TPUs uses few optimizations, since all of them would take minutes.
+    The compilation for TPUs uses few optimizations, because a full compilation takes minutes.
     """
     from hfseq.cli.plan.options import Options as Plan
     from hfseq.cli.plan.run import abstract_batch, build
@@ -145,9 +146,9 @@ def _size(count: float) -> str:
 
 
 def compile_problems(rows: Rows) -> list[str]:
-    """Returns a message per program that stores the attention scores of all pairs of positions.
+    """Returns a message for each program that stores the attention scores of all position pairs.
 
-    T5 is ignored, since its learned bias is an array of that shape.
+    T5 is not checked, because its learned position bias has the same shape as the scores.
     """
     return [
         f"{row['name']}: {row['values'][-1]['squares']} arrays of all pairs in {row['case']}"
@@ -158,12 +159,13 @@ def compile_problems(rows: Rows) -> list[str]:
 
 COMPILE = Suite(
     "Training steps compiled for accelerators that are not present",
-    "The step of the training loop, compiled by the compilers of the accelerators (extra `aot`). "
-    "Rows are packed with up to 16 documents, in bfloat16, with AdamW and scanned layers. GPUs use "
-    "data parallelism and TPUs use `fsdp`. The table reports bytes per device, the attention "
-    "kernels of the program (all layers share those of the scanned layer), and the bytes that "
-    "devices exchange. The workspace of cuDNN is not included. TPU programs are compiled with few "
-    "optimizations, so their temporary memory is not meaningful. The programs have not been run.",
+    "The step of the training loop is compiled by the compilers of the accelerators (extra `aot`) "
+    "and is not run. It trains in bfloat16 with AdamW and scanned layers, on rows that contain up "
+    "to 16 packed documents. GPUs use data parallelism and TPUs use `fsdp`. The table reports the "
+    "memory per device, the attention kernels of the program (those of one layer, because all "
+    "layers use the same code), and the bytes that devices exchange. The workspace of cuDNN is not "
+    "included in the memory. TPU programs are compiled with few optimizations, so their temporary "
+    "memory is not meaningful.",
     compile_cases,
     (
         harness.CASE,

@@ -1,7 +1,8 @@
 """The suites data and data_scale of run.py.
 
-They measure the data pipeline by stage, in a real training run, and with ten times the text. The
-text is synthetic and deterministic, so a network is not required.
+They measure the stages of the data pipeline, the pipeline within a real training run, and the
+pipeline with ten times as much text. The text is synthetic and deterministic, so no network is
+required.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import harness
 from harness import Case, Contestant, Options, Rows, Suite, Workload
 
 LENGTH, ROWS = 128, 64
-#: Minimum bytes per token that a stage reads and writes. Token IDs, segment IDs, positions and
-#: labels are int32. The text, or the selection of a masked token, takes an additional byte.
+#: Minimum number of bytes per token that each stage of the pipeline reads and writes. Token IDs,
+#: segment IDs, positions and labels are int32. The text, or the selection of a masked token, takes
+#: an additional byte.
 STAGE_BYTES = {"tokenise": 4, "pack": 16, "mask": 16, "whole batch": 28}
 STAGE_PACKAGES = {
     "torch": ("torch", "transformers", "tokenizers", "datasets"),
@@ -313,7 +315,7 @@ def hfseq_loop(
 
 
 class BatchTimes:
-    """Times at which the loop requested each batch, and at which it was ready."""
+    """Records when the loop requested each batch, and when the batch was ready."""
 
     def __init__(self) -> None:
         self.request_times, self.ready_times = list[float](), list[float]()
@@ -333,8 +335,9 @@ class BatchTimes:
     def values(self, tokens: int) -> dict[str, float]:
         """Returns the seconds, the tokens and the share of waiting.
 
-        The first step, which compiles, is excluded. The second batch is loaded during this
-        compilation, so the time starts at the request for the third batch.
+        The first step is excluded because it includes compilation. The second batch is loaded
+        during this compilation, so the measured time starts when the loop requests the third
+        batch.
 
         Args:
             tokens: Tokens per step.
@@ -356,7 +359,11 @@ class BatchTimes:
 
 @contextlib.contextmanager
 def timed_feed() -> Iterator[BatchTimes]:
-    """Records when training loops inside of the block wait for data. Yields these times."""
+    """Records when training loops wait for data while the `with` block runs.
+
+    Yields:
+        The recorded times.
+    """
     from unittest import mock
 
     from hfseq.training.loader import Loader
@@ -371,7 +378,7 @@ def timed_feed() -> Iterator[BatchTimes]:
 
 
 def data_remarks(rows: Rows) -> list[str]:
-    """Returns a sentence per real loop about its wait for data."""
+    """Returns a sentence for each real loop that says how long it waited for data."""
     remarks = []
     for row in rows:
         share = harness.median_of(row, "waiting") if row["seconds"] else None
@@ -406,7 +413,7 @@ def data_scale_cases(options: Options) -> list[Case]:
 
 
 def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Workload:
-    """Writes the text. The step of the workload prepares it and fetches batches."""
+    """Writes the text, and builds a workload whose step prepares the text and fetches batches."""
     import numpy as np
 
     from hfseq import plugins
@@ -458,7 +465,7 @@ def anonymous_bytes() -> int:
 
 @contextlib.contextmanager
 def track_peak(read: Callable[[], int], interval: float = 0.02) -> Iterator[list[int]]:
-    """Tracks the maximum of a value in a thread while the block runs.
+    """Tracks the maximum of a value in a thread while the `with` block runs.
 
     Args:
         read: Function that returns the current value.
@@ -484,7 +491,7 @@ def track_peak(read: Callable[[], int], interval: float = 0.02) -> Iterator[list
 
 
 def data_scale_remarks(rows: Rows) -> list[str]:
-    """Returns a sentence that compares both corpora."""
+    """Returns a sentence that compares the measurements of the small and the large corpus."""
     measured = [row["values"][-1] for row in rows if row["values"]]
     if len(measured) < 2:
         return []
@@ -497,7 +504,8 @@ def data_scale_remarks(rows: Rows) -> list[str]:
         f"With {ratios['tokens']:.1f} times the tokens, the preparation took "
         f"{ratios['prepare_seconds']:.1f} times as long, and a batch {ratios['batch_seconds']:.2f} "
         f"times as long. The memory for the preparation changed by "
-        f"{growth['prepare_bytes']:+.0f} MB, that for batches by {growth['batch_bytes']:+.0f} MB."
+        f"{growth['prepare_bytes']:+.0f} MB, and the memory for batches by "
+        f"{growth['batch_bytes']:+.0f} MB."
     ]
 
 
@@ -507,11 +515,12 @@ def _megabytes(value: float) -> str:
 
 DATA = Suite(
     "Data pipeline",
-    "Each stage on synthetic text: tokenizing documents, packing them into rows of 128 tokens, "
-    "masking rows (80/10/10), and the whole batch of a step (rows are fetched, packed and masked). "
+    "Each stage of the data pipeline is measured separately on synthetic text: tokenizing "
+    "documents, packing them into rows of 128 tokens, and masking tokens (80/10/10). *whole batch* "
+    "measures everything that happens in each training step: fetching, packing and masking. "
     "PyTorch uses the method of the example scripts of Transformers: `datasets.map`, "
-    "`group_texts`, and the PyTorch collator and loader. The last rows train a model with the real "
-    "loop. *Waiting* is the share of the time in which the step waits for data.",
+    "`group_texts`, and PyTorch's collator and data loader. The cases *real loop* train a model. "
+    "*waiting* is the share of the time that training waits for data.",
     data_cases,
     (
         *harness.DEFAULT_COLUMNS[:-1],
@@ -523,10 +532,10 @@ DATA = Suite(
 )
 DATA_SCALE = Suite(
     "Ten times the corpus",
-    "Synthetic text is processed as in a training run: the file is read and tokenized once into a "
-    "memory-mapped store, and batches are fetched and masked in the order of training. *Memory* is "
-    "the peak of the anonymous memory of the process minus its value at the start. It excludes the "
-    "pages of mapped files, which the system can reclaim.",
+    "Synthetic text is processed as in a training run. The file is read and tokenized once, and "
+    "the tokens are written to a memory-mapped file. Batches are then fetched and masked in the "
+    "order of training. *Memory* is the peak of the anonymous memory of the process minus its "
+    "value at the start. It excludes memory-mapped file pages, which the system can drop.",
     data_scale_cases,
     (
         harness.CASE,

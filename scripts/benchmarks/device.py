@@ -5,10 +5,10 @@ r"""Checks the results and measures the speed of hfseq on an accelerator.
     python scripts/benchmarks/device.py --only attention   # one part
     python scripts/benchmarks/device.py --toy --output try # small sizes, on any machine
 
-Each part runs in a separate process with a time limit, and has the device to itself. Rows are
-written to docs/benchmarks/device_KIND.json (or below --output) as soon as they are measured. The
-file keeps the results of other parts. The table is written to docs/benchmarks.md at the end. The
-exit code is 1 if a result is wrong or a part failed.
+Each part runs in a separate process with a time limit, and no other process uses the device. Each
+result is written to docs/benchmarks/device_KIND.json (or below --output) as soon as it is measured.
+The file keeps the results of parts that are not run again. The table is written to
+docs/benchmarks.md at the end. The exit code is 1 if a result is wrong or a part failed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ import harness
 #: Time limits of the parts in seconds.
 PARTS = {"facts": 20, "attention": 100, "training": 120, "speed": 200, "fp8": 60, "flags": 40}
 ROOT = Path(__file__).resolve().parents[2]
-#: Maximum errors of outputs and gradients, relative to the largest number of the reference.
+#: Maximum errors of outputs and gradients, relative to the largest absolute reference value.
 LIMITS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 4e-2)}
-#: Training uses bfloat16, whose cases come first.
+#: The order of the dtypes. bfloat16 is first, because training uses it.
 HALF_FIRST = ("bfloat16", "float32")
 Rows = list[dict[str, Any]]
 
@@ -59,7 +59,7 @@ def timed(call: Callable[[], Any], warmup: int = 3, rounds: int = 10) -> float:
 
 
 def measure_facts(toy: bool) -> Rows:
-    """Returns the device, its software, and the rates of a large product and of a copy."""
+    """Returns the device, its software, and the rates of a large matmul and of a copy."""
     import jax
     import jax.numpy as jnp
 
@@ -90,7 +90,8 @@ def measure_facts(toy: bool) -> Rows:
     ]
 
 
-#: Visibility, and number of key heads for twelve query heads.
+#: Options of each attention case: which keys are visible, bias, dropout rate, and the number of key
+#: heads if it differs from the number of query heads, which is 12.
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -113,7 +114,7 @@ UNEVEN = [
 def measure_attention(toy: bool) -> Iterator[dict[str, Any]]:
     """Compares every implementation of this platform with the explicit one in float32.
 
-    Short rows come first. Cases for which no time remains yield a row with ``not_run``.
+    Short sequences come first. A case for which no time remains yields a row with ``not_run``.
     """
     lengths, widths = ((64,), (16,)) if toy else ((512, 2048, 8192), (64, 128))
     time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["attention"])
@@ -138,7 +139,15 @@ def measure_attention(toy: bool) -> Iterator[dict[str, Any]]:
 
 
 def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) -> Rows:
-    """Compares all implementations for one visibility, length, head width and dtype."""
+    """Compares all attention implementations for one entry of ``SHAPES`` and one size.
+
+    Args:
+        length: Number of queries and keys.
+        width: Features per head.
+        dtype: Dtype of queries, keys and values.
+        name: Key of ``SHAPES``.
+        rounds: Number of timed calls.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -261,7 +270,8 @@ MODELS = {
                    ("attention_dropout", "mlp_dropout", "embedding_dropout")),
 }  # fmt: skip
 
-#: float32 products as exact as on a CPU. Without jax's filter, a traceback ends with the exception.
+#: The first setting makes float32 matrix multiplications as exact as on a CPU. The second one turns
+#: off jax's filter of tracebacks, so that a traceback ends with the exception.
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "JAX_TRACEBACK_FILTERING": "off"}
 DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
 #: Maximum relative difference from the losses of the CPU in float32.
@@ -269,10 +279,10 @@ LOSS_LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 def measure_training(toy: bool) -> Iterator[dict[str, Any]]:
-    """Compares losses of small models with those of the CPU, with and without dropout.
+    """Compares the losses of small models on the device and on the CPU, with and without dropout.
 
-    It also compares them with a repeated and a resumed run. On a GPU, several models train at the
-    same time. A TPU only supports one process.
+    Also checks that a repeated run and a resumed run have the same losses. On a GPU, several models
+    are trained at the same time. A TPU supports only one process.
     """
     from hfseq.training import accelerator_flags
 
@@ -319,7 +329,18 @@ def measure_training(toy: bool) -> Iterator[dict[str, Any]]:
 
 
 def compare_losses(losses: dict[str, list[float]], cpu: list[float]) -> dict[str, Any]:
-    """Compares a run with that of the CPU, one in half precision, a repeated and a resumed one."""
+    """Compares the losses of several runs.
+
+    Args:
+        losses: Losses of the runs on the device, see :func:`losses`: ``whole``, ``again``, ``half``
+            and ``resumed``.
+        cpu: Losses of the run on the CPU.
+
+    Returns:
+        The largest differences from the CPU in float32 and bfloat16, whether the repeated and the
+        resumed run have the same losses as the uninterrupted run, and whether all of this is
+        ``right``.
+    """
 
     def farthest(losses: list[float]) -> float:
         far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(losses, cpu, strict=True)]
@@ -342,7 +363,7 @@ def compare_losses(losses: dict[str, list[float]], cpu: list[float]) -> dict[str
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer whose words are the numbers below 977."""
+    """Writes a tokenizer whose vocabulary contains the numbers below 977 as words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -357,8 +378,8 @@ def save_tokenizer(folder: Path) -> None:
 def losses(job_json: str) -> None:
     """Prints the losses of small runs as JSON.
 
-    These are an uninterrupted run, a repeated one, one in half precision, and one that is resumed
-    after half of the steps. The job is a JSON object.
+    The runs are an uninterrupted run, a repetition of it, a run in half precision, and a run that
+    is resumed after half of the steps. The job is a JSON object.
     """
     from hfseq.training.arguments import parse
     from hfseq.training.callbacks import StepInfo
@@ -430,7 +451,7 @@ SPEED_TARGETS = {"GPT-2 124M": 350_000}
 
 
 def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
-    """Yields cases without attention dropout, which all peers can fuse.
+    """Yields cases without attention dropout, so that all peers can use fused attention.
 
     Additional hfseq contestants use XLA attention, several documents per row, and attention
     dropout.
@@ -486,7 +507,7 @@ def measure_speed(toy: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         runner = make_runner(folder)
         cases = list(speed_cases(toy, platform == "gpu", torch))
-        # First hfseq and its fastest peer for every model, then the others, if time remains.
+        # Measure hfseq and its fastest peer for every model first, then the others if time remains.
         for case, first in ((case, first) for first in (True, False) for case in cases):
             contestants = [
                 c
@@ -514,7 +535,11 @@ def measure_speed(toy: bool) -> Iterator[dict[str, Any]]:
 
 
 def make_runner(folder: str, suite_time: float | None = None) -> harness.Runner:
-    """Returns a runner whose contestants start together on a GPU. A TPU allows one process."""
+    """Returns a runner for cases.
+
+    On a GPU, the contestants of a case start at the same time. On a TPU this is impossible, because
+    only one process can use it.
+    """
     return harness.Runner(
         len(os.sched_getaffinity(0)),
         Path(folder),
@@ -524,7 +549,10 @@ def make_runner(folder: str, suite_time: float | None = None) -> harness.Runner:
 
 
 def suite_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the stored part of a record of the harness, with ``failed`` if it failed."""
+    """Returns the part of a harness record that is stored.
+
+    If the measurement failed, the entry ``failed`` contains a message.
+    """
     keys = ("name", "case", "status", "median_seconds", "rate", "ratio", "peak_memory_gb")
     record = {key: row[key] for key in keys}
     if row["values"]:
@@ -534,7 +562,7 @@ def suite_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_fp8(toy: bool) -> Iterator[dict[str, Any]]:
-    """Compares tokens per second and losses of FP8 recipes and bfloat16, if there are FP8 units."""
+    """Compares FP8 recipes with bfloat16: speed and losses. Requires FP8 units."""
     import fp8 as recipes
 
     from hfseq.training import hardware
@@ -644,7 +672,7 @@ def table(results: dict[str, Any]) -> str:
     if device_facts:
         lines += [
             f"{device_facts['count']} x {device_facts['device']}, jax {device_facts['jax']}: "
-            f"bfloat16 product at {device_facts['tflops']:.1f} TFLOP/s, copy at "
+            f"bfloat16 matmul at {device_facts['tflops']:.1f} TFLOP/s, copy at "
             f"{device_facts['copy_gbs']:.0f} GB/s.",
             "",
         ]

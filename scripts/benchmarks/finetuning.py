@@ -3,10 +3,11 @@ r"""Compare fine-tuning with hfseq's scripts and with a plain PyTorch loop, on g
     python scripts/benchmarks/finetuning.py --work_dir runs              # all tasks, three seeds
     python scripts/benchmarks/finetuning.py --work_dir runs --tasks qa --seeds 1 2
 
-Both sides start from the same checkpoint of random weights (initialized by PyTorch with seed 0) and
-use the same batch size, epochs, schedule, AdamW settings and dropout rates. The seed of a run
-determines its data order and dropout masks. The same code evaluates both sides on the same test
-examples. The table also lists the best baseline that needs no model. Finished runs are reused.
+hfseq and PyTorch start from the same checkpoint with random weights, which PyTorch initializes with
+seed 0. They use the same batch size, number of epochs, learning rate schedule, AdamW settings and
+dropout rates. The seed of a run determines its data order and dropout masks. The same code
+evaluates the predictions of both on the same test examples. The table also lists the best baseline
+that does not use a model. Finished runs are reused.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class Task:
     Attributes:
         script: Training script of hfseq.
         metric: Metric by which runs are compared.
-        unit: Maximum of the metric.
+        unit: Maximum of the metric, 1 or 100. The table shows the metric in percent of it.
         model: Transformers class of the model.
         size: Changes to the configuration of the model.
         rows: Function that tokenizes examples for the PyTorch loop.
-        judge: Function that returns the metric of a PyTorch model.
+        judge: Function that evaluates a PyTorch model and returns the metric.
         length: Maximum tokens per row.
         examples: Number of training examples.
         epochs: Number of epochs.
@@ -137,7 +138,7 @@ def texts_of(example: Example) -> Sequence[str]:
 
 
 def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
-    """Returns a model with random weights and one label per tag of the examples."""
+    """Returns a model with random weights that has a label for each tag in the examples."""
     import transformers
 
     names = sorted({tag for example in examples for tag in example.get("ner_tags", ())})
@@ -170,7 +171,7 @@ def tag_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
 def read_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
     """Tokenizes questions with contexts and marks the first and last token of each answer.
 
-    Examples without an answer mark the first token of the row.
+    For examples without an answer, the first token of the row is marked.
     """
     rows = []
     for example in examples:
@@ -372,7 +373,7 @@ TASKS = {
 
 
 def hfseq_command(task: Task, name: str, checkpoint: str, data: str, out: str, seed: int) -> str:
-    """Returns the command of a run with the given paths."""
+    """Returns the command that trains a task with hfseq, with these paths and this seed."""
     length = "" if "--max_source_length" in task.flags else f"--max_seq_length {task.length} "
     return (
         f"scripts/{task.script} --output_dir {out} --model_name_or_path {checkpoint} "
@@ -401,7 +402,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Runs a task on both sides and returns the metrics of each seed, in percent."""
+    """Trains a task with hfseq and PyTorch and returns the metric of each seed in percent."""
     import torch
 
     task, data, checkpoint = TASKS[name], folder / "data", folder / "checkpoint"
@@ -443,7 +444,11 @@ def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line. The exit code is 1 if the ranges of a task do not overlap."""
+    """Runs the command line and returns the exit code.
+
+    The exit code is 1 if, for one of the tasks, the range of hfseq's results over all seeds does
+    not overlap with the range of PyTorch's results.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -500,7 +505,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def distance_to_range(result: dict[str, Any]) -> float:
-    """Returns the signed distance of hfseq's mean to the range of PyTorch's seeds."""
+    """Returns the signed distance of hfseq's mean to the range of PyTorch's results."""
     mean = statistics.fmean(result["hfseq"])
     return mean - (max if mean > max(result["PyTorch"]) else min)(result["PyTorch"])
 

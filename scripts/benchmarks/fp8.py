@@ -8,12 +8,12 @@ r"""Compare FP8 with bfloat16: step time, profiles, CoLA, learning curves, and c
     python scripts/benchmarks/fp8.py curves roberta --work_dir runs -- scripts/run_mlm_flax.py …
     python scripts/benchmarks/fp8.py h200 --target h200_target.txtpb --packages DIR
 
-The measured step is that of the training loop: loss, gradients, AdamW and a donated state. Each
-recipe of a model and width runs in a separate process, and the processes take turns. Afterwards
-each recipe is profiled alone. The benchmark needs a GPU with FP8 units; other devices emulate the
-products, which the table reports. MFU is the model FLOPs per second divided by the rate of a large
-bfloat16 product, so an FP8 step can exceed 100 %. The command reports the cases in which FP8 is
-slower than bfloat16.
+The measured step is the complete step of the training loop: loss, gradients and AdamW, with a
+donated state. Each precision recipe of a model and width runs in a separate process, and the
+processes take turns. Afterwards, each recipe is profiled by itself. The benchmark is meant for GPUs
+with FP8 units. Other devices emulate FP8, and the table then says so. MFU is the number of model
+FLOPs per second divided by the rate of a large bfloat16 matrix multiplication, so it can exceed
+100 % in FP8. The command reports the cases in which FP8 is slower than bfloat16.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ LAYERS = {1024: 12, 2048: 8, 4096: 4}
 TOKENS = {1024: 16384, 2048: 16384, 4096: 8192}
 # Required speedup by width.
 AIM = {4096: 1.3}
-# Linears whose input is constant and has no gradient: the VQ Transformer's sinusoids.
+# Linear layers whose input is constant and needs no gradient: r_proj of the VQ Transformer, whose
+# input are sinusoids.
 CONSTANT_INPUT = ("r_proj",)
 
 
 @functools.cache
 def sites(name: str, size: training.Size) -> tuple[str, ...]:
-    """Returns the paths of the Linears with FP8 products.
+    """Returns the paths of the linear layers that are computed in FP8.
 
-    Fused projections count as one. Each has one input scale in the recipe ``fp8_delayed``.
+    Projections that are fused into one matrix multiplication count as one layer. In the recipe
+    ``fp8_delayed``, each such layer has one input scale. The function searches for these scales.
     """
     from hfseq.nn import trees
 
@@ -66,9 +68,10 @@ def sites(name: str, size: training.Size) -> tuple[str, ...]:
 
 
 def targeted(name: str, size: training.Size) -> int:
-    """Returns the number of products of a training step that should be FP8.
+    """Returns the number of matrix multiplications of a training step that should be in FP8.
 
-    Each Linear has three: the forward pass and the gradients of its kernel and its input.
+    Each linear layer has three: one in the forward pass, one for the gradient of its kernel, and
+    one for the gradient of its input.
     """
     paths = sites(name, size)
     return 3 * len(paths) - sum(path.endswith(CONSTANT_INPUT) for path in paths)
@@ -85,7 +88,9 @@ def timed(
     attention: str | None,
     profile_steps: int = 0,
 ) -> Workload:
-    """Returns the training step as a workload, with its kernels by kind and its FLOPs.
+    """Builds a workload whose step is a training step.
+
+    The ``info`` of the workload includes the number of GPU kernels by kind, and the FLOPs.
 
     Args:
         model: Model type.
@@ -149,11 +154,12 @@ def has_units(device: Any) -> bool:
     return major.isdigit() and (int(major), int(minor or 0)) >= (8, 9)
 
 
-# -- profiles: kernels are named after HLO instructions, whose kinds the program determines
+# -- profiles. A profile names each GPU kernel after an HLO instruction. training.Program determines
+# the kind of each instruction.
 
 UNKNOWN = "unknown"
 KINDS = (*training.KERNEL_KINDS, UNKNOWN)
-# Library kernels without an instruction are classified by their names.
+# Kernels of libraries that are not named after an HLO instruction are classified by these patterns.
 _BY_NAME = (
     (r"nccl", training.COLLECTIVE),
     (r"memcpy|memset", training.COPY),
@@ -175,9 +181,10 @@ def kind_of(event: str, instruction: str | None, kinds: Mapping[str, str]) -> st
 def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
     """Returns the share of the device time spent in each kind of kernel, in the order of ``KINDS``.
 
-    On a GPU, only the lines of the streams count: the other lines are derived from them. On a CPU,
-    instructions are mixed with other events of the host. Only instructions with a kind count, which
-    excludes loops, because these contain other instructions.
+    On a GPU, only the lines of the profile that belong to streams count, because the other lines
+    are derived from them. On a CPU, HLO instructions are mixed with other events of the host, and
+    only instructions that have a kind count. Loops have no kind, because the instructions that they
+    contain are counted.
     """
     lines = [(plane.name, line) for plane in data.planes for line in plane.lines]
     streams = [
@@ -202,7 +209,8 @@ def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
 def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, float]:
     """Calls ``run``, which must wait for the device, under the profiler and returns :func:`shares`.
 
-    The function reads the protocol buffer because the JSON file ends after a million events.
+    The function reads the protocol buffer instead of the JSON file, because the latter contains at
+    most a million events.
 
     Raises:
         RuntimeError: The profile is empty.
@@ -363,13 +371,13 @@ def products(row: dict[str, Any]) -> int:
 
 
 def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[str]:
-    """Returns sentences about emulated, slow or missing FP8 products."""
+    """Returns sentences about measurements in which FP8 is emulated, slow or not used."""
     lines = []
     ran = [row for row in rows if row["ratio"] and row["name"].startswith("fp8")]
     if any(not row["facts"].get("fp8_units") for row in ran):
         lines.append(
-            "This device has no FP8 units and emulates the products. The ratios do not apply to "
-            "devices with FP8 units."
+            "This device has no FP8 units and emulates FP8. The ratios do not apply to devices "
+            "with FP8 units."
         )
     for row in ran:
         label, units = f"{row['case']}: {row['name']}", row["facts"].get("fp8_units")
@@ -383,12 +391,15 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
         elif aim and units and row["ratio"] < aim:
             lines.append(f"{label} reaches {times}, less than the required {aim:g}x.")
         if units and not products(row):
-            lines.append(f"{label} has no FP8 products in its compiled program.")
+            lines.append(f"{label} has no FP8 matrix multiplications in its compiled program.")
     return lines
 
 
 def shares_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns a table of the time spent in each kind of kernel, or an empty string."""
+    """Returns a table with the share of the time spent in each kind of GPU kernel.
+
+    The result is an empty string if there are no profiles.
+    """
     measured = [row for row in rows if row["shares"]]
     kinds = [
         kernel_kind
@@ -416,7 +427,7 @@ class Counts:
     Attributes:
         name: Architecture.
         group: Precision recipe.
-        targeted: Number of products that should be FP8.
+        targeted: Number of matrix multiplications that should be in FP8.
         kernels: Number of kernels by kind.
         seconds: Time of compilation.
         status: ``"ok"``, or the error of the compilation.
@@ -431,14 +442,14 @@ class Counts:
 
     @property
     def found(self) -> int:
-        """Number of FP8 products."""
+        """Number of matrix multiplications in FP8."""
         return self.kernels.get(training.FP8_PRODUCT, 0)
 
 
 def parse_h200(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the flags of the subcommand h200."""
     parser = training.h200_parser(
-        r"""Compile training steps for an absent H200 and check that all intended products are FP8.
+        r"""Compile training steps for an absent H200 and check that they use FP8 where intended.
 
 --target is XLA's description of the GPU (GpuTargetConfigProto in text format). It must contain
 runtime_version: without it, XLA silently disables FP8. --packages is a folder outside of the
@@ -448,10 +459,10 @@ environment with the CUDA compiler for the installed version of jax:
         nvidia-cuda-nvcc-cu12
 
 The complete training step (loss, gradients, AdamW) of each architecture is compiled in each recipe,
-and the matrix products of the compiled program are counted by the dtype of their operands. Every
-Linear with FP8 has three: the forward pass, the gradient of the input and the gradient of the
-kernel. The exit code is 1 if one of them is not FP8. With --models, the results are added to those
-of an earlier run with the same sizes.""",
+and the matrix multiplications of the compiled program are counted by the dtype of their operands.
+Every linear layer that is computed in FP8 has three: one in the forward pass, one for the gradient
+of the input, and one for the gradient of the kernel. The exit code is 1 if one of them is not in
+FP8. With --models, the results are added to those of an earlier run with the same sizes.""",
         width=256,
         layers=1,
         batch_size=8,
@@ -464,7 +475,7 @@ of an earlier run with the same sizes.""",
         "--recipes", nargs="+", default=list(RECIPES), choices=RECIPES, help=recipes_help
     )
     parser.add_argument(
-        "--cublas", action="store_true", help="use cuBLASLt instead of Triton for the products"
+        "--cublas", action="store_true", help="use cuBLASLt instead of Triton for matmuls"
     )
     parser.add_argument("--dump", type=Path, help="folder for the compiled HLO")
     return parser.parse_args(arguments)
@@ -516,9 +527,10 @@ def earlier_rows(result: dict[str, Any], output: Path) -> dict[tuple[str, str], 
 
 
 def h200_problems(rows: Sequence[Counts]) -> list[str]:
-    """Returns a message for each row in which a targeted product is not FP8."""
+    """Returns a message for each row in which a targeted multiplication is not in FP8."""
     return [
-        f"{row.name} in {row.group}: {row.found} of {row.targeted} targeted products are FP8"
+        f"{row.name} in {row.group}: {row.found} of {row.targeted} targeted matrix multiplications "
+        "are in FP8"
         for row in rows
         if row.status == "ok" and row.found != row.targeted
     ]
@@ -554,8 +566,8 @@ def h200(arguments: Sequence[str]) -> int:
         f"{harness.markdown(columns, lines)}\n\nWidth {options.width}, {options.layers} layers, "
         f"{options.batch_size} rows of {options.length}, vocabulary size {options.vocab_size}; "
         f"compiled for {result['target']} without a GPU "
-        f"(jax {result['machine']['versions'].get('jax')}), products by "
-        f"{'cuBLASLt' if options.cublas else 'Triton (no autotuning)'}, merging of products "
+        f"(jax {result['machine']['versions'].get('jax')}), matrix multiplications (products) by "
+        f"{'cuBLASLt' if options.cublas else 'Triton (no autotuning)'}, merging of them "
         f"disabled.\n\n`{result['command']}`"
     )
     return harness.publish(result, text, options.output, failed=False)
@@ -581,9 +593,10 @@ _GATED = (
     "data=4,tensor=2 {}--per_device_train_batch_size 64 --logging_steps 34"
 )
 _TENSOR = ((0.36, 0.84), (0.362, 0.84), (0.37, 0.83))
-# Flags, devices per process, number of processes, and (maximum loss, minimum accuracy) of the last
-# training epoch by recipe. The limits are those of the example's tests (specification, table 3.3).
-# Where a recipe has no limit there, the loss limit of bfloat16 plus 0.01 applies.
+# Flags, devices per process, number of processes, and the limits (maximum loss, minimum accuracy)
+# of the last training epoch for each recipe. The limits come from Transformer Engine's tests of the
+# example (specification, table 3.3). If these tests have no limits for a recipe, the limits of
+# bfloat16 are used, relaxed by 0.01.
 VARIANTS = {
     "single": _variant(
         "--max_seq_length 32 --per_device_train_batch_size 64 --logging_steps 134",
@@ -617,12 +630,16 @@ VARIANTS = {
 
 
 def cola(arguments: Sequence[str]) -> int:
-    """Trains all variants in all recipes. The exit code is 1 if a limit is exceeded."""
+    """Runs the subcommand cola, which trains the variants in all recipes.
+
+    Returns:
+        The exit code, which is 1 if a run does not meet its limits.
+    """
     parser = argparse.ArgumentParser(
         description="Train Transformer Engine's encoder example on CoLA in all variants and check "
         "the limits of its tests. Both development files are used for validation, as in GLUE."
     )
-    parser.add_argument("--cola", type=Path, required=True, help="folder raw/ of CoLA")
+    parser.add_argument("--cola", type=Path, required=True, help="directory raw/ of CoLA")
     parser.add_argument("--work_dir", type=Path, required=True, help="folder for the runs")
     parser.add_argument(
         "--rows",
@@ -677,7 +694,7 @@ def cola(arguments: Sequence[str]) -> int:
 
 
 def cola_command(variant: str, recipe: str, folder: Path | str, data: Path | str) -> list[str]:
-    """Returns the command of a run."""
+    """Returns the command that trains a variant in a recipe."""
     development = [f"{data}/{name}_dev.tsv" for name in ("in_domain", "out_of_domain")]
     return [
         "scripts/run_classification_flax.py",
@@ -695,7 +712,10 @@ def cola_command(variant: str, recipe: str, folder: Path | str, data: Path | str
 
 
 def cola_run(variant: str, recipe: str, folder: Path, data: Path) -> None:
-    """Trains a variant in a recipe, in as many processes as the variant requires."""
+    """Trains with one variant of the parallel setup and one FP8 recipe.
+
+    The number of processes is that of the variant.
+    """
     _, devices, processes, _ = VARIANTS[variant]
     environment = dict(os.environ)
     if environment.get("JAX_PLATFORMS") == "cpu":

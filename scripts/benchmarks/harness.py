@@ -1,13 +1,18 @@
 """The harness that measures, stores and prints all benchmarks, and the command run.py.
 
-A benchmark defines contestants, which belong to groups. The harness starts one process per
-contestant of a group, so that no two share threads, memory or an allocator. The contestants of a
-group take their steps in turn, so that a disturbance of the machine affects all of them. The
-factory of a contestant is ``"module:function"`` in this folder. The contestant's process calls it
-with the contestant's settings, and it returns a :class:`Workload`.
+A benchmark compares contestants, which are implementations of the same computation, for example in
+hfseq and in PyTorch. Contestants that are compared with each other form a group. Each contestant of
+a group runs in a separate process, so that no two of them share threads, memory or an allocator.
+The contestants of a group take their steps in turn, so that a disturbance of the machine affects
+all of them.
 
-Listing the rows requires only the standard library. The harness checks for the packages of a
-contestant before it starts it. If packages are missing, the row reports them.
+The attribute ``factory`` of a contestant refers to a function in this folder, as
+``"module:function"``. The process of the contestant calls this function with the settings of the
+contestant. The function returns a :class:`Workload`, whose steps are timed.
+
+``run.py --list`` requires only the standard library. Before the harness starts a contestant, it
+checks whether the required packages are installed. If packages are missing, the row of the
+contestant in the table lists them.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ GB = 1e9
 #: Environment variable with folders of additional packages. They come last in the search path, so
 #: that jax and torch of the installed environment take precedence over copies in these folders.
 EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
-#: Environment variable with a checkout that replaces this one's hfseq and factories.
+#: Environment variable with another checkout, whose hfseq and factories replace those of this one.
 CHECKOUT = "HFSEQ_BENCHMARK_CHECKOUT"
 #: Suites of run.py and the module that defines each of them.
 SUITES = {
@@ -72,11 +77,11 @@ ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contestant:
-    """A contestant of a benchmark, which becomes one row of its table.
+    """An implementation that a benchmark measures. It becomes one row of the table.
 
     Attributes:
         name: Name in the table.
-        group: Group whose members take their steps in turn.
+        group: Name of the group. The contestants of a group take their steps in turn.
         factory: Function that builds the workload, ``"module:function"``.
         settings: Keyword arguments of the factory.
         requires: Packages that must be installed.
@@ -100,10 +105,10 @@ class Contestant:
 
 @dataclasses.dataclass
 class Workload:
-    """A workload that a factory has built in the process of a contestant.
+    """The computation of a contestant, which its factory has built in the contestant's process.
 
     Attributes:
-        step: Runs a step, waits for the device, and returns values of the step.
+        step: Runs a step, waits for the device, and returns values such as the loss.
         memory: Returns the peak memory in bytes.
         info: Properties of the workload, such as its device and the FLOPs of a step.
         close: Removes the files that the workload has written.
@@ -156,8 +161,9 @@ class Row:
 def ratio(row: Row, baseline: Row) -> float | None:
     """Returns the speed of a row relative to ``baseline``.
 
-    This is the median over rounds of the ratio of both times in the same round. If both rows report
-    the amount of work of a step, the ratio is that of the times for the same amount of work.
+    For each round, the time of ``baseline`` is divided by the time of ``row``. The result is the
+    median of these ratios. If both rows report the amount of work of a step, the ratio refers to
+    the same amount of work.
     """
     pairs = [b / a for a, b in zip(row.seconds, baseline.seconds, strict=False) if a]
     work, baseline_work = (
@@ -195,13 +201,16 @@ class TimeBudgetExceeded(RuntimeError):
 
 
 class Process:
-    """The parent's handle of a contestant's process, which answers each command through a pipe.
+    """Starts the process of a contestant and communicates with it.
+
+    The process runs :func:`worker`: it builds the workload of the contestant, and then executes the
+    commands that it receives through a pipe. It sends an answer after each command.
 
     Args:
         contestant: The contestant to run.
         threads: Number of CPU threads.
-        patience: Seconds without an answer after which the process is killed.
-        time_budget: Time limit after which the process is killed.
+        patience: Seconds to wait for an answer. After this time, the process is killed.
+        time_budget: Time limit of all commands together. After this time, the process is killed.
     """
 
     def __init__(
@@ -230,10 +239,10 @@ class Process:
         worker_pipe.close()
 
     def read(self, time_budget: TimeBudget | None = None) -> dict[str, Any]:
-        """Returns the next answer of the process.
+        """Waits for the next answer of the process and returns it.
 
         Raises:
-            TimeBudgetExceeded: The time budget ended. The process is killed.
+            TimeBudgetExceeded: The time budget ended. The process was killed.
             RuntimeError: The contestant failed, its process ended, or ``patience`` was exceeded.
         """
         time_budget = time_budget or self._time_budget
@@ -254,7 +263,7 @@ class Process:
         return answer
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Sends ``"step"`` or ``"memory"`` and returns the answer."""
+        """Sends the command ``"step"`` or ``"memory"`` to the process and returns the answer."""
         with contextlib.suppress(OSError):  # `read` reports the error or the exit code
             self._pipe.send(command)
         # Reading the peak memory is fast, so it has no time limit.
@@ -283,17 +292,17 @@ def run(
 ) -> list[Row]:
     """Runs one group after the other. The contestants of a group take their steps in turn.
 
-    A contestant that lacks a package, fails, or exceeds ``patience`` gets a row with the reason,
-    and the others continue. At the end of the time budget, no further step starts and running
-    contestants are killed. A row keeps its completed rounds. If it has none, its status contains
-    the reason.
+    If a contestant lacks a package, fails, or exceeds ``patience``, its row contains the reason,
+    and the other contestants continue. When the time budget ends, no further step starts, and
+    running contestants are killed. Rows keep their completed rounds. If a row has no completed
+    round, its status contains the reason.
 
     Args:
         contestants: The contestants of all groups.
         rounds: Timed steps per contestant.
-        warmup: Untimed rounds before them.
-        settle: Untimed steps before each step, which fill the caches with the contestant's own
-            data, as in training.
+        warmup: Untimed steps per contestant before the timed steps.
+        settle: Untimed steps directly before each timed step. They fill the caches of the CPU with
+            the contestant's own data, as in a training run.
         threads: CPU threads per contestant. All cores by default.
         report: Function that receives a line of progress per step.
         patience: Seconds without an answer after which a contestant is killed.
@@ -373,8 +382,8 @@ def run(
 def worker(pipe: Connection, factory: str, settings: dict[str, Any], threads: int) -> None:
     """Builds a workload and answers the commands ``step`` and ``memory`` until the pipe is closed.
 
-    If the values of a step contain ``seconds``, these are its time. Otherwise this function
-    measures the time.
+    If the values that a step returns contain ``seconds``, this number is used as the time of the
+    step. Otherwise this function measures the time.
     """
     os.dup2(2, 1)  # standard output is reserved for the table
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -385,7 +394,7 @@ def worker(pipe: Connection, factory: str, settings: dict[str, Any], threads: in
     try:
         module, _, name = factory.partition(":")
         workload = getattr(importlib.import_module(module), name)(**settings)
-        # Checkouts before the renaming call this attribute `facts`.
+        # In older checkouts, which --against can select, this attribute is named `facts`.
         info = workload.info if hasattr(workload, "info") else workload.facts
         pipe.send({"facts": info})
         with contextlib.suppress(EOFError):
@@ -433,8 +442,8 @@ def host_peak_bytes() -> int:
 def import_torch() -> dict[str, float]:
     """Imports PyTorch if it is installed, and returns the memory that the import takes.
 
-    The configuration classes of Transformers import PyTorch in any case. This function measures it
-    separately.
+    The configuration classes of Transformers import PyTorch if it is installed. This function
+    imports it first, so that its memory can be reported separately.
 
     Returns:
         ``{"torch_bytes": bytes}``, or an empty dictionary if PyTorch was already imported.
@@ -450,23 +459,29 @@ def import_torch() -> dict[str, float]:
 
 
 def device_memory_stat(key: str) -> int | None:
-    """Returns an entry of jax's memory statistics of the first device, or `None` on a CPU."""
+    """Returns an entry of the memory statistics of the first jax device.
+
+    The result is `None` if the device has no such statistics, as on CPUs.
+
+    Args:
+        key: Name of the entry, such as ``"peak_bytes_in_use"``.
+    """
     import jax
 
     return (jax.local_devices()[0].memory_stats() or {}).get(key)
 
 
 def jax_peak_bytes() -> int:
-    """Returns the peak memory of the device, or that of the process on a CPU."""
+    """Returns the peak memory of the device, or on a CPU the peak memory of the process."""
     return device_memory_stat("peak_bytes_in_use") or host_peak_bytes()
 
 
 def compiled_memory(program: Any) -> dict[str, int]:
-    """Returns the memory that XLA plans for a compiled program, in bytes.
+    """Returns the memory that a compiled program needs according to XLA.
 
     Returns:
-        ``temporary_bytes``, the temporary arrays, and ``compiled_bytes``, which also includes
-        arguments and outputs.
+        A dictionary with two numbers of bytes: ``temporary_bytes`` for the temporary arrays, and
+        ``compiled_bytes``, which also includes arguments and outputs.
     """
     memory = program.memory_analysis()
     array_bytes = (
@@ -477,7 +492,7 @@ def compiled_memory(program: Any) -> dict[str, int]:
 
 
 def torch_peak_bytes() -> int:
-    """Returns the peak memory of the GPU, or that of the process without one."""
+    """Returns the peak memory of the GPU, or without a GPU the peak memory of the process."""
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
@@ -518,7 +533,7 @@ def cpu_flags(cpuinfo: str) -> list[str]:
 
 
 def bfloat16_units(cpuinfo: str) -> list[str]:
-    """Returns the CPU's feature flags that stand for bfloat16 units."""
+    """Returns those feature flags of the CPU that indicate bfloat16 units."""
     flags = cpu_flags(cpuinfo)
     return [flag for flag in BFLOAT16_FLAGS if flag in flags]
 
@@ -558,9 +573,9 @@ class Options:
 
     Attributes:
         profile: Size of the models. ``tiny`` is for tests, and its times are not meaningful.
-        device: ``cpu`` or ``gpu``, which selects the sizes.
+        device: ``cpu`` or ``gpu``. The sizes of the models and batches depend on it.
         peers: Libraries to compare.
-        dtypes: Dtypes to measure, or `None` for the defaults of each suite.
+        dtypes: Dtypes to measure. `None` selects the defaults of each suite.
         rounds: Timed steps per contestant, or `None` for the default of each case.
         threads: CPU threads per contestant.
     """
@@ -590,9 +605,10 @@ class Options:
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
-        """Returns the size of a small model, or an empty dictionary for the profile ``full``.
+        """Returns the size of a model for the profile.
 
-        ``SIZE_KEYS`` of training.py maps the keys to the fields of each configuration.
+        The profile ``full`` does not change the size of a model, so the dictionary is empty. The
+        keys are those of ``SIZE_KEYS`` in training.py, which maps them to fields of configurations.
         """
         if self.profile == "full":
             return {}
@@ -609,15 +625,15 @@ class Options:
     def dtypes_or_default(self, *default: str) -> tuple[str, ...]:
         """Returns the dtypes to measure.
 
-        These are the requested dtypes. If none are requested, they are ``default`` if given, and
-        the usual dtype of the device otherwise.
+        The result is ``--dtypes`` if this flag is set, otherwise ``default``. If ``default`` is
+        empty too, the result is the usual dtype of the device.
         """
         return self.dtypes or default or (self.choose("float32", "bfloat16", *["float32"] * 2),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Contestants that take their steps in turn.
+    """A computation with one size, and the contestants that are measured with it.
 
     Attributes:
         name: Name of the case in the table.
@@ -626,10 +642,10 @@ class Case:
         unit: Name of the unit.
         dtype: Dtype of the computation.
         rounds: Timed steps per contestant.
-        warmup: Untimed rounds before them.
-        settle: Untimed steps before each step.
-        weights: Model and size whose weights are saved first. The contestants receive their folder
-            as ``settings["weights"]``.
+        warmup: Untimed steps per contestant before the timed steps.
+        settle: Untimed steps directly before each timed step.
+        weights: Name and size of the model whose weights are saved before the case starts. The
+            contestants receive the folder of the weights as ``settings["weights"]``.
         baseline: Name of the contestant that the others are compared with.
         info: Properties of the case, which are stored with its rows.
     """
@@ -663,7 +679,7 @@ class Suite:
         columns: Columns of the table.
         plot: Key of ``BARS``, or ``"curves"`` to plot the result of ``curves``.
         finish: Function that adds derived values to the rows.
-        problems: Function that returns the failed checks of the rows.
+        problems: Function that checks the rows and returns a message for each failed check.
         remarks: Function that returns paragraphs to print below the table.
         curves: Function that returns the panels of the plot, see :func:`curves`.
     """
@@ -695,11 +711,11 @@ def make_contestants(
 
     Args:
         options: Options of the command.
-        factories: Factories of ``torch`` and ``hfseq``. The peer ``torch_compile`` uses that of
-            ``torch`` with ``compiled=True``.
+        factories: Factories of ``torch`` and ``hfseq``. The peer ``torch_compile`` uses the factory
+            of ``torch`` with ``compiled=True``.
         settings: Settings of all contestants.
         group: Group of the contestants.
-        peers: Peers that take part. Those of ``options`` by default.
+        peers: Peers that take part. The default is ``options.peers``.
     """
     members = []
     for peer in options.peers if peers is None else peers:
@@ -726,7 +742,14 @@ def comparison_case(
 ) -> Case:
     """Returns a case whose contestants start with the same weights.
 
-    The model and size of the weights, and the dtype of the case, come from ``settings``.
+    Args:
+        options: Options of the command.
+        factories: See :func:`make_contestants`.
+        settings: Settings of all contestants. They include ``model``, ``size`` and ``dtype``.
+        name: Name of the case.
+        amount: Number of units that a step processes.
+        peers: See :func:`make_contestants`.
+        **turns: Other attributes of the case, such as ``rounds`` and ``warmup``.
     """
     return Case(
         name,
@@ -742,10 +765,12 @@ def comparison_case(
 
 
 def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any) -> list[str]:
-    """Saves random weights in a separate process, so that no contestant's peak memory includes it.
+    """Saves random weights in a separate process.
+
+    The peak memory of the contestants therefore does not include the memory that this takes.
 
     Returns:
-        The problems, which is an empty list on success.
+        Messages about problems. The list is empty on success.
     """
     settings = {"folder": folder, "model": model, "size": size}
     writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
@@ -764,7 +789,7 @@ class Runner:
         folder: Folder for weights. Each model is saved once.
         patience: Seconds without an answer after which a contestant is killed.
         suite_time: Time limit of a suite in seconds.
-        limits: Measured rates by resource, see :func:`best_rates`.
+        limits: Measured limits of the machine, see :func:`best_rates`.
         start_together: Whether the contestants of a group start at the same time.
         weights_folders: Folder and problems of the weights that have been saved, by model and size.
     """
@@ -825,8 +850,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the record of a row for the JSON file. Missing measurements are `None`.
 
-    The FLOPs and bytes of a step are taken from the row, or from another row of its case, since all
-    contestants of a case have to do the same computation.
+    The FLOPs and bytes of a step are taken from the row. If the row does not have them, they are
+    taken from another row of its case, since all contestants of a case do the same computation.
     """
     baseline = next(
         (other for other in rows if other.name == case.baseline and other.seconds), None
@@ -863,14 +888,16 @@ def summarize(
 def binding_limit(
     needs: Mapping[str, float], dtype: str, seconds: float | None, limits: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Returns the limit that binds a step, and the share of it that the step reaches.
+    """Returns which limit of the machine determines the speed of a step, and how close the step is.
 
-    A step computes ``flops`` at most at the rate of a large matrix product, and moves ``bytes`` at
-    most at the rate of the triad. The longer of the two times is the lower bound of its time.
+    A step computes its ``flops`` at most at the rate of a large matrix multiplication, and moves
+    its ``bytes`` at most at the memory bandwidth. The longer of these two times is a lower bound of
+    the time of the step, and the corresponding limit is called the binding limit.
 
     Returns:
-        ``binding`` (the name of the limit), ``share``, ``least_seconds`` and ``of`` (the share of
-        each limit), or `None` if the limits or the time are unknown.
+        ``binding`` (the name of the binding limit), ``share`` (the share of it that the step
+        reaches), ``least_seconds`` (the lower bound) and ``of`` (the share of each limit), or
+        `None` if the limits or the time are unknown.
     """
     quantities = {"compute": ("flops", dtype), "bandwidth": ("bytes", "bandwidth")}
     least_seconds = {
@@ -889,7 +916,9 @@ def binding_limit(
     }
 
 
-# -- the limits of the machine: a large product and STREAM's triad, in the faster of both libraries
+# -- the limits of the machine: the rate of a large matrix multiplication, and the memory bandwidth,
+# which is measured with the triad of the STREAM benchmark (a = b + s c). Both are measured with
+# PyTorch and with jax, and the higher rate counts.
 
 
 def make_step(call: Callable[[], Any], work: float | None = None) -> Callable[[], dict[str, float]]:
@@ -902,19 +931,20 @@ def make_step(call: Callable[[], Any], work: float | None = None) -> Callable[[]
     return step
 
 
-#: Maximum rows of a matrix, and bytes of an array (far larger than any cache), on CPU and GPU.
+#: Maximum number of rows of the matrix, and size in bytes of an array of the triad (far larger than
+#: any cache). The first value is for CPUs, the second for GPUs.
 LIMIT_SIZES = {"matmul": (2048, 8192), "triad": (1 << 28, 1 << 30)}
-#: Maximum seconds of a matrix product. A smaller matrix is used if it takes longer.
+#: Maximum seconds of a matrix multiplication. If it takes longer, a smaller matrix is used.
 MAX_PRODUCT_SECONDS = 1.0
 
 
 def product_rows(seconds: Callable[[int], float], most: int, least: int = 256) -> int:
-    """Returns the largest number of rows for which a matrix product takes at most a second.
+    """Returns the largest size of a square matrix whose multiplication takes at most a second.
 
-    Without bfloat16 units, a bfloat16 product is emulated and about a hundred times slower.
+    Without bfloat16 units, a bfloat16 multiplication is emulated and about a hundred times slower.
 
     Args:
-        seconds: Function that measures the product of a number of rows.
+        seconds: Function that measures the multiplication of matrices with a number of rows.
         most: Maximum number of rows.
         least: Minimum number of rows.
     """
@@ -935,10 +965,13 @@ def limit_step(
 
     Args:
         resource: ``"matmul"`` or ``"triad"``.
-        size: Rows of the matrix, or bytes of an array. Determined here by default.
+        size: Number of rows of the matrix, or size of an array in bytes. By default, it is
+            ``most`` for the triad, and :func:`product_rows` determines it for the matrix.
         most: Maximum size.
-        product: Function from a number of rows to a callable that computes a matrix product.
-        triad: Function from a number of elements to a callable that computes the triad.
+        product: Function that takes a number of rows and returns a callable that multiplies
+            matrices.
+        triad: Function that takes a number of elements and returns a callable that computes the
+            triad.
     """
     if resource == "triad":
         size = size or most
@@ -981,7 +1014,7 @@ def jax_limit(resource: str, size: int | None, dtype: str = "float32") -> Worklo
 def torch_limit(resource: str, size: int | None, dtype: str = "float32") -> Workload:
     """Builds a workload that measures a limit of the hardware with PyTorch.
 
-    Matrix products in float32 may use TF32 units."""
+    Matrix multiplications in float32 may use TF32 units."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -1004,7 +1037,7 @@ def torch_limit(resource: str, size: int | None, dtype: str = "float32") -> Work
 def limit_cases(
     dtypes: Sequence[str], rounds: int, size: int | None = None, triad_bytes: int | None = None
 ) -> list[Case]:
-    """Returns a case per dtype that measures a product, and one that measures the triad.
+    """Returns a case per dtype for matrix multiplications, and one for the memory bandwidth.
 
     A step reports its work in FLOPs or bytes. The group is the name of the limit, which is the
     dtype or ``bandwidth``.
@@ -1034,7 +1067,10 @@ def best_rates(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def matmul_rates(dtypes: Sequence[str], threads: int) -> dict[str, float]:
-    """Measures the FLOP/s of a large product per dtype, in the fastest installed library."""
+    """Measures the FLOP/s of a large matrix multiplication for each dtype.
+
+    The rate is that of the faster one of the installed libraries, PyTorch and jax.
+    """
     contestants = [c for case in limit_cases(dtypes, 20)[:-1] for c in case.contestants]
     return best_rates(run(contestants, rounds=20, threads=threads))
 
@@ -1064,12 +1100,12 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
 
 
 def spread(row: dict[str, Any]) -> str:
-    """Formats the spread of a record."""
+    """Formats the spread of the times of a record."""
     return f" ± {row['spread']:.0%}" if row["spread"] is not None else ""
 
 
 def rate(row: dict[str, Any]) -> str:
-    """Formats the units per second of a record, with the unit unless it is tokens."""
+    """Formats the rate of a record per second. The unit is omitted if it is tokens."""
     unit, value = "" if row["unit"] == "tokens" else f" {row['unit']}", row["rate"]
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
 
@@ -1098,7 +1134,7 @@ def median_of(row: dict[str, Any], name: str) -> float | None:
 
 
 def median_column(title: str, name: str, show: Callable[[float], str]) -> Column:
-    """Returns a column with the median over the steps of their value ``name``."""
+    """Returns a column with the median of the value ``name`` over the steps of a record."""
     return title, lambda row: ABSENT if (x := median_of(row, name)) is None else show(x)
 
 
@@ -1108,7 +1144,9 @@ def gigabytes(size: float | None) -> str:
 
 
 def rows_with_baseline(rows: Rows, key: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields each record with a non-empty ``key``, and the first such record of its case."""
+    """Yields pairs of records: each record with a non-empty ``key``, and the first such record of
+    the same case.
+    """
     baselines: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row[key]:
@@ -1120,7 +1158,7 @@ TOKENS: Column = ("tokens/s", rate)
 TIME: Column = ("ms per step", milliseconds)
 RATIO: Column = ("against PyTorch", lambda row: format_ratio(row["ratio"]))
 SHARE: Column = ("share of the limit", share)
-#: Model FLOPs utilization: share of the rate of a large product.
+#: Model FLOPs utilization, relative to the rate of a large matrix multiplication.
 MFU: Column = (
     "MFU",
     lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT,
@@ -1257,7 +1295,7 @@ def publish(
 ) -> int:
     """Writes the JSON file and the section of the docs, and prints the section and the problems.
 
-    A contestant that failed is a problem. One whose packages are missing is not.
+    A contestant that failed counts as a problem. A contestant whose packages are missing does not.
 
     Args:
         result: The result.
@@ -1313,7 +1351,8 @@ def plot_suite(suite: Suite, result: dict[str, Any], path: Path) -> Path | str |
     """Plots a result of a suite.
 
     Returns:
-        The path of the plot, the reason why there is none, or `None` if the suite has no plot.
+        The path of the plot, or the reason why the plot cannot be drawn. The result is `None` if
+        the suite has no plot.
     """
     rows = [row for row in result["rows"] if row["median_seconds"]]
     if suite.plot is None:
@@ -1417,7 +1456,8 @@ def make_parser(
     Args:
         description: Description of the command.
         sizes: Whether to add the flags that change a model.
-        **flags: Additional flags: default (or type, for a flag without a default) and help text.
+        **flags: Additional flags. The value of a flag is a pair of its default and its help text.
+            For a flag without a default, the first element is its type.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -1511,11 +1551,11 @@ def parse(arguments: Sequence[str], description: str = "") -> argparse.Namespace
     )
     add("--peers", nargs="+", choices=PEERS, default=PEERS, help="libraries to compare")
     add("--dtypes", nargs="+", choices=("float32", "bfloat16"), help="dtypes of the computation")
-    add("--device", choices=["cpu", "gpu"], help="device whose sizes to use (default: detected)")
+    add("--device", choices=["cpu", "gpu"], help="use the sizes for this device (default: detect)")
     add("--packages", help="folder with additional packages; installed packages take precedence")
-    add("--tag", help="suffix of the names of written files and sections, e.g. h200")
-    add("--against", metavar="DIR", help="another checkout whose hfseq to compare with")
-    add("--join", action="store_true", help="keep the rows of an earlier run on this machine")
+    add("--tag", help="suffix for the names of the written files and sections, e.g. h200")
+    add("--against", metavar="DIR", help="another checkout of hfseq to compare with")
+    add("--join", action="store_true", help="keep rows of an earlier run that are not measured now")
     flags = parser.parse_args(arguments)
     flags.suites = [ALIASES.get(name, name) for name in flags.suites]
     unknown = [name for name in flags.suites if name not in SUITES]
@@ -1555,7 +1595,7 @@ def select_cases(name: str, options: Options, only: str | None) -> list[Case]:
 
 
 def add_checkout(case: Case, checkout: Path) -> Case:
-    """Returns the case with the hfseq contestants of another checkout added as the baseline."""
+    """Returns a case that also measures hfseq from another checkout, which becomes the baseline."""
     members: list[Contestant] = []
     for contestant in case.contestants:
         if contestant.name.startswith("hfseq"):
@@ -1589,7 +1629,7 @@ def load_earlier_result(path: Path, header: dict[str, Any]) -> dict[str, Any] | 
 
 
 def join_results(result: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Prepends the rows of cases that only an earlier run has measured to those of ``result``."""
+    """Adds the rows of an earlier run to ``result``, for cases that were not measured again."""
     measured = {row["case"] for row in result["rows"]}
     earlier_rows = [
         row for row in earlier["rows"] if row["case"] not in measured and row["seconds"]
@@ -1707,9 +1747,9 @@ def main(arguments: Sequence[str] | None = None, description: str = "") -> int:
 
 LIMITS = Suite(
     "Limits of the machine",
-    "The rate of a large matrix product per dtype, and the memory bandwidth of the triad "
-    "a = b + s c (STREAM). The other tables refer to the highest rates. Requires only jax or "
-    "PyTorch.",
+    "The rate of a large matrix multiplication for each dtype, and the memory bandwidth. The "
+    "bandwidth is measured with the triad of the STREAM benchmark, a = b + s c. The other tables "
+    "refer to the highest of these rates. Requires only jax or PyTorch.",
     lambda options: limit_cases(
         options.dtypes_or_default("float32", "bfloat16"),
         options.choose(20, 20, 10, 2),

@@ -28,7 +28,6 @@ import harness
 import training
 from harness import Case, Options, Row, Rows, Suite, Workload
 
-from hfseq.cli.text import format_seconds
 from hfseq.data.arguments import (
     AllowedValues,
     CheckedArguments,
@@ -180,6 +179,8 @@ def plan_runs(arguments: InferenceArguments, seconds: float) -> tuple[int, int]:
         arguments: The flags.
         seconds: Duration of a run in each precision.
     """
+    from hfseq.cli.text import format_seconds
+
     requested = arguments.num_warmup + arguments.num_runs
     possible = int(arguments.time_limit / seconds)
     warmup, runs = arguments.num_warmup, arguments.num_runs
@@ -208,6 +209,8 @@ def time_runs(
         plan: Numbers of warm-up and timed runs.
         time_limit: Seconds after which no further run starts, except the first timed run.
     """
+    from hfseq.cli.text import format_seconds
+
     warmup, runs = plan
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     started = reported = time.perf_counter()

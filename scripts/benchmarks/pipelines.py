@@ -105,7 +105,7 @@ def media_inputs(
 
 
 def media_workload(step: Any, memory: Any, info: Any) -> Workload:
-    """Returns a workload, and records a number that depends on all results."""
+    """Returns a workload that also records a number that depends on all results."""
     import zlib
 
     answers = [answer[0] if isinstance(answer, list) else answer for answer in step()]
@@ -173,12 +173,13 @@ def texts(count: int, words: int) -> tuple[list[str], Any]:
 def text_workload(
     step: Any, documents: list[str], tokenizer: Any, memory: Any, info: Any
 ) -> Workload:
-    """Returns a workload whose ``step`` returns numbers for the texts, and records their mean."""
+    """Returns a workload that processes the texts and records the mean of the results."""
     import numpy as np
 
     rows = tokenizer(documents, truncation=True)["input_ids"]
     info |= {"tokens": sum(map(len, rows)), "longest": max(map(len, rows))}
-    # Cubes: scores sum to 1, and so do the squares of a normalized embedding.
+    # Cubes, because the scores of a text always sum to 1, and so do the squares of a normalized
+    # embedding. Their means would not depend on the results.
     info["mean"] = float((np.abs(np.asarray(step(), np.float64)) ** 3).mean())
     return Workload(harness.make_step(step), memory, info)
 
@@ -258,11 +259,12 @@ def pipelines_remarks(rows: Rows) -> list[str]:
 
 PIPELINES = Suite(
     "Pipelines",
-    "`hfseq.pipeline` compared with Transformers' pipeline, and `model.encode` compared with "
-    "sentence-transformers, on generated texts of 2 to 150 words in batches of 32 (128 on a GPU); "
-    "prompts of 40 words that are continued by 32 tokens, images of 400 x 320 pixels and five "
-    "seconds of noise in batches of 8. Times include the processors. All sides use the same random "
-    "weights and must return the same results.",
+    "`hfseq.pipeline` is compared with Transformers' pipeline, and `model.encode` with "
+    "sentence-transformers. The texts are generated, have 2 to 150 words and are processed in "
+    "batches of 32 (128 on a GPU). The other inputs are processed in batches of 8: prompts of 40 "
+    "words that are continued by 32 tokens, images of 400 x 320 pixels, and five seconds of noise. "
+    "Times include the tokenizers and processors. All contestants use the same random weights and "
+    "must return the same results.",
     pipelines_cases,
     (harness.CASE, ("texts/s", harness.rate), harness.RATIO, harness.MEMORY),
     "ratio",

@@ -8,11 +8,12 @@ r"""Runs the benchmark suites, which compare hfseq with PyTorch, on a CPU or a G
     python scripts/benchmarks/run.py --list                 # list the rows without running them
     python scripts/benchmarks/run.py train --peers hfseq --against ../before --output try
 
-Requires a checkout, Python 3.11, and the packages of each row. A row whose packages (or compiler)
-are missing reports this, and the others run. Tables are written between markers to
-docs/benchmarks/tables.md, raw values to docs/benchmarks/run_SUITE.json, and plots to the same
-folder. --output selects another folder. --quick writes files only with --output. The exit code is 1
-if a contestant failed, if results differ, or if nothing ran.
+Requires a checkout, Python 3.11, and the packages that each row of a table needs. If packages or
+the compiler of a row are missing, the row says so, and the other rows are measured. Tables are
+written between markers to docs/benchmarks/tables.md, raw values to
+docs/benchmarks/run_SUITE.json, and plots to the same folder. --output selects another folder.
+--quick writes files only with --output. The exit code is 1 if a measured program failed, if its
+results differ from those of PyTorch, or if nothing was measured.
 """
 
 import sys

@@ -23,21 +23,27 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- summary: scripts/benchmarks/summary.py -->", "<!-- /summary -->"
-#: Title of a part, name of its record, and unit of its rates.
+#: The parts of the table: title, name of the JSON file with the results, and unit of the rates.
 PARTS = (
     ("Training", "run_train", "tokens/s"),
     ("Inference", "run_inference", "tokens/s"),
     ("Generation", "run_generation", "new tokens/s"),
     ("Translation", "translate", "sentences/s"),
 )
-#: Columns of the table and markers of the plot. They are speeds relative to eager PyTorch.
+#: Speeds relative to eager PyTorch, which are columns of the table and markers of the plot.
 RATIOS = ("hfseq", "hfseq bfloat16", "hfseq on the Xeon", "torch.compile")
 BLUE, ORANGE, GRAY, INK, FAINT = "#3b76af", "#d95f30", "#8a8a8a", "#333333", "#dddddd"
 
 
 @dataclasses.dataclass
 class Case:
-    """A model with its sizes: the rate of hfseq in float32, and the ratios by ``RATIOS``."""
+    """The results of a model with one size.
+
+    Attributes:
+        name: Name of the model with its size.
+        rate: Rate of hfseq in float32.
+        ratios: Speeds relative to eager PyTorch. The keys are those of ``RATIOS``.
+    """
 
     name: str
     rate: float = 0.0
@@ -45,7 +51,7 @@ class Case:
 
 
 def cases(folder: Path, record: str) -> list[Case]:
-    """Returns the cases of a part in the order of its record, without those that did not run."""
+    """Returns the cases of a part that were measured, in the order of the JSON file."""
     cases_by_name: dict[str, Case] = {}
     for suffix in ("", "_xeon"):
         path = folder / f"{record}{suffix}.json"
@@ -53,7 +59,7 @@ def cases(folder: Path, record: str) -> list[Case]:
         for row in (row for row in rows if row["status"] == "ok"):
             contestant, dtype = row["name"], "float32"
             if "sentences_per_second" in row:
-                if " " in contestant:  # bfloat16 here is compared with PyTorch in float32
+                if " " in contestant:  # hfseq in bfloat16, which is compared with float32 here
                     continue
                 name, rate = f"Marian-base, {row['group']}, batch 64", row["sentences_per_second"]
                 ratio = row["ratios"].get("PyTorch")

@@ -7,10 +7,10 @@
     python scripts/benchmarks/training.py h200 --target hfseq/training/targets/h200.txtpb
 
 hfseq and PyTorch train with AdamW from the same weights, on the same batches and masks. PyTorch
-gets labels of full length, as its data collators return them. The script runs from a checkout, on a
-CPU or an NVIDIA GPU. If packages are missing, the rows that require them report this. First, the
-losses of three steps without dropout must agree. This module also defines the suites train, memory
-and scaling of run.py.
+gets a label for every position, because its data collators return one. The script runs from a
+checkout, on a CPU or an NVIDIA GPU. If packages are missing, the rows of the table that require
+them say so. Before the timed steps, the script runs three steps without dropout and checks that the
+losses agree. This module also defines the suites train, memory and scaling of run.py.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class ModelSpec:
 
     Attributes:
         title: Name in the tables.
-        config: Configuration class of Transformers, or ``"module:class"`` of an hfseq architecture.
-            For the latter, PyTorch uses the stock architecture in whose format hfseq saves it.
+        config: Configuration class of Transformers, or ``"module:class"`` for an architecture that
+            only hfseq has. hfseq saves such a model in the format of an equivalent architecture of
+            Transformers, which PyTorch then uses.
         head: Suffix of the names of the Auto classes, such as ``ForMaskedLM``.
         dropout_keys: Fields of the configuration that are dropout rates.
         batch: Default batch size.
@@ -204,7 +205,7 @@ def make_config(name: str, size: Mapping[str, Any], dropout: float | None = None
         name: Name of the model.
         size: Changes of the configuration. A key of ``SIZE_KEYS`` sets all corresponding fields, so
             ``layers`` applies to all stacks. Other keys are fields of the configuration.
-        dropout: Value of all dropout rates. `None` keeps those of the configuration.
+        dropout: Value of all dropout rates. `None` keeps the rates of the configuration.
 
     Raises:
         ValueError: The configuration does not have one of the fields.
@@ -264,7 +265,8 @@ def load_torch(model: str, weights: str, config: Any, dtype: str = "float32") ->
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     subject = model_spec(model)
-    # An hfseq architecture is saved as a stock architecture, with the configuration of the latter.
+    # A model of an architecture that only hfseq has is saved with the configuration of an
+    # equivalent architecture of Transformers.
     rates = {rate: getattr(config, rate) for rate in subject.dropout_keys}
     load_options = rates if ":" in subject.config else {"config": config}
     module = torch_class(model).from_pretrained(weights, **load_options)
@@ -320,7 +322,10 @@ class TokenizerStub(SimpleNamespace):
 
 
 def make_objective(name: str, config: Any, targets: int) -> Any:
-    """Returns the objective of hfseq. For encoder-decoders, it does not change the batches."""
+    """Returns the training objective of hfseq.
+
+    For encoder-decoders, the objective uses batches as they are, without collating rows.
+    """
     from hfseq.objectives.clm import CausalLM
     from hfseq.objectives.mlm import MaskedLM
     from hfseq.objectives.seq2seq import Seq2SeqLM
@@ -463,7 +468,8 @@ def prepare(
         length: Tokens per row.
         targets: Decoder tokens per row.
         batches: Number of batches.
-        documents: Documents per row. The objective gets this number, as in the training loop.
+        documents: Documents per row. The objective receives this number as the maximum number of
+            documents, as in the training loop.
     """
     import numpy as np
 
@@ -515,9 +521,10 @@ def hfseq_step(
 ) -> Workload:
     """Builds the training step that the loop of hfseq compiles, with its objective and optimizer.
 
-    With ``remat``, the layers are recomputed in the backward pass and scanned. Without a scan, XLA
-    for CPUs recomputes all layers before the first one is used. ``attention`` is the name of an
-    implementation. The ``documents`` of a row do not attend to each other.
+    With ``remat``, the activations of the layers are recomputed in the backward pass, and the
+    layers are scanned. Without scanning, XLA for CPUs would recompute the activations of all layers
+    before it uses the first one. ``attention`` is the name of an attention implementation.
+    ``documents`` is the number of documents per row, which do not attend to each other.
     """
     import jax
 
@@ -610,8 +617,8 @@ FACTORIES = {"torch": "training:torch_step", "hfseq": "training:hfseq_step"}
 
 Shapes = Mapping[str, tuple[int, ...]]
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
-#: Bytes per parameter and training step: AdamW reads four float32 arrays and writes three, the
-#: gradient is written, and the forward and backward passes read the weights.
+#: Bytes per parameter and training step. AdamW reads four float32 arrays and writes three, the
+#: backward pass writes the gradient, and the forward and backward passes each read the weights.
 TRAINING_BYTES = 4 * (4 + 3 + 1 + 2)
 _TABLES = ("embed", "wpe", "wte", "shared", "relative_attention_bias")
 
@@ -671,8 +678,9 @@ def generation_work(
 ) -> dict[str, float]:
     """Returns the FLOPs and bytes of the generation of ``new`` tokens per row.
 
-    For each new token, the decoder's matrices, the matrix of the head, and the cached keys and
-    values of the previous tokens and of the encoder outputs are read.
+    The bytes are those that have to be read for each new token: the weight matrices of the decoder
+    and of the output head, and the cached keys and values of the previous tokens and of the encoder
+    outputs.
     """
     width, layers, vocab = hidden_size(config), config.num_hidden_layers, config.vocab_size
     encoder_decoder = bool(config.is_encoder_decoder)
@@ -719,7 +727,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", default=list(TOLERANCE), choices=list(TOLERANCE))
     parser.add_argument("--compile", action="store_true", help="also measure torch.compile")
     parser.add_argument(
-        "--huge_pages", action="store_true", help="also measure both with 2 MB pages"
+        "--huge_pages", action="store_true", help="also measure with memory pages of 2 MB"
     )
     options = parser.parse_args(arguments)
     subject = TRAINING_MODELS[options.model]
@@ -770,7 +778,7 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
 
 
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
-    """Returns a message per contestant whose losses differ from those of the first of its case.
+    """Returns a message per contestant whose losses differ from the first contestant of its case.
 
     ``tolerance`` is the maximum relative difference by dtype.
     """
@@ -835,7 +843,8 @@ TRAINING_SHAPES = (
     ("bart", "BART-base", 256, 256, 2, 32),
     ("wmt", "WMT base", 64, 64, 16, 256),
 )
-#: Fields of attention dropout. PyTorch's flash attention supports it, that of jax does not.
+#: Configuration fields of the attention dropout rate. PyTorch's flash attention supports dropout,
+#: but jax's flash attention does not.
 ATTENTION_DROPOUT_KEYS = {
     "roberta": "attention_probs_dropout_prob",
     "gpt2": "attn_pdrop",
@@ -889,7 +898,7 @@ def train_cases(options: Options) -> list[Case]:
     cases = []
     for model, title, full, targets, cpu, gpu in TRAINING_SHAPES:
         rows, parts = options.choose(cpu, gpu, 2, 2), options.choose(1, 1, 4, 32)
-        # Two shorter rows may have no masked token, for which PyTorch's loss is nan.
+        # With two shorter rows, there may be no masked token. PyTorch's loss is then NaN.
         length, targets = max(full // parts, 12), targets // parts
         both = ("float32", "bfloat16") if f"{model} {full}" in BFLOAT16_ON_CPU else ("float32",)
         for dtype in options.dtypes_or_default(*options.choose(both, (), (), ())):
@@ -946,7 +955,7 @@ def memory_cases(options: Options) -> list[Case]:
                 rounds=1,
                 warmup=1,
             )
-            # A group per contestant, so that each has all memory.
+            # Each contestant is a separate group, so that all memory is available to it.
             members = case.contestants
             alone = tuple(dataclasses.replace(c, group=f"{name}, {c.name}") for c in members)
             cases.append(dataclasses.replace(case, contestants=alone))
@@ -954,7 +963,7 @@ def memory_cases(options: Options) -> list[Case]:
 
 
 def memory_finish(rows: Rows) -> None:
-    """Adds the peak memory relative to PyTorch's to each record."""
+    """Adds the peak memory relative to PyTorch's peak memory to each record."""
     for row in rows:
         base = next((r for r in rows if r["case"] == row["case"] and r["name"] == "PyTorch"), None)
         if base and base["peak_memory_gb"] and row["peak_memory_gb"]:
@@ -962,7 +971,10 @@ def memory_finish(rows: Rows) -> None:
 
 
 def state_share(row: dict[str, Any]) -> str:
-    """Formats the size of parameters, two moments and gradients in float32, and their share."""
+    """Formats the size of the training state and its share of the peak memory.
+
+    The training state consists of parameters, gradients and both moments of AdamW in float32.
+    """
     count = row["facts"].get("parameters")
     if not count or not row["peak_memory_gb"]:
         return harness.ABSENT
@@ -1024,13 +1036,16 @@ def scaling_points(rows: Rows, over: str) -> dict[str, list[tuple[float, float]]
 
 
 def exponent(pairs: Sequence[tuple[float, float]]) -> float:
-    """Returns the slope of a line fitted to the logarithms. 1 means linear growth."""
+    """Returns the exponent with which the second number of each pair grows with the first number.
+
+    It is the slope of a line that is fitted to the logarithms. 1 means linear growth.
+    """
     logarithms = [(math.log(x), math.log(y)) for x, y in pairs]
     return statistics.linear_regression(*zip(*logarithms, strict=True)).slope
 
 
 def scaling_remarks(rows: Rows) -> list[str]:
-    """Returns sentences with the exponents of growth."""
+    """Returns sentences that say how the time grows with the batch size and with the width."""
     remarks = []
     for over, quantity in (
         ("batch", "time per step over the batch size (1 is linear)"),
@@ -1199,9 +1214,10 @@ def prepare_sized(
     return prepare(name, module, size.rows, size.length, targets, batches)
 
 
-# -- the kernels of a compiled step and their kinds, from XLA's optimized HLO. A product is an FP8
-# product only if both operands of the computation have an FP8 type. If the operands were rounded to
-# FP8 and converted back (emulation), it counts as another product.
+# -- the GPU kernels of a compiled step and their kinds, from XLA's optimized HLO. "Product" means
+# matrix multiplication. A multiplication is an FP8 product only if both operands have an FP8 type.
+# If XLA emulates FP8, it rounds the operands to FP8 and converts them back. Such a multiplication
+# belongs to the kind OTHER_PRODUCT.
 
 FP8_PRODUCT, OTHER_PRODUCT, ATTENTION = "FP8 products", "other products", "fused attention"
 QUANTIZATION, OPTIMIZER = "FP8 casts, maxima, scales", "optimizer, norm, state"
@@ -1220,7 +1236,7 @@ KERNEL_KINDS = (
 _NAME = re.compile(r"%([\w.\-]+)")
 _SIZES = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-# Instructions that take no time, and instructions that only contain others.
+# Instructions that take no time, and instructions that only contain other instructions.
 _FREE = {
     *("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
@@ -1237,13 +1253,14 @@ def shape_bytes(shape: str) -> int:
 
 
 class Program:
-    """The kernels of a compiled program.
+    """The GPU kernels of a compiled program.
 
     Args:
         text: The text of the program, from ``compiled.as_text()``.
 
     Attributes:
-        kernels: Pairs of an instruction that runs as a kernel and its kind.
+        kernels: Pairs (instruction, kind) of the instructions that run as a kernel. The kind is one
+            of ``KERNEL_KINDS``.
 
     Raises:
         ValueError: The text is not that of a compiled program.
@@ -1278,8 +1295,9 @@ class Program:
     def traffic(self) -> list[tuple[Any, str, int]]:
         """Returns each kernel, its kind, and the bytes of its operands and results.
 
-        The kernel moves these bytes if it reads and writes each array once. The body of a loop
-        counts once. Of an operand that is only gathered from, the gathered elements count.
+        A kernel moves this number of bytes if it reads and writes each array once. The body of a
+        loop counts once. If a kernel only gathers elements from an operand, only the bytes of these
+        elements count.
         """
         moved = []
         for kernel, kernel_kind in self.kernels:
@@ -1294,13 +1312,16 @@ class Program:
         return moved
 
     def _gathered(self, kernel: Any) -> dict[int, int]:
-        """Returns the gathered bytes of each operand that a fusion only gathers from."""
+        """Returns how many bytes a fusion gathers from its operands, by number of the operand.
+
+        The result contains only operands that the fusion does not use in any other way.
+        """
         instructions = self._parts.get(kernel.calls[0][1], {}) if kernel.opcode == "fusion" else {}
 
         def bytes_taken(name: str) -> float:
-            """Returns the bytes that are read of a value, infinite if all of it may be read.
+            """Returns how many bytes of a value are read, or infinity if all of it may be read.
 
-            Views of the value are followed.
+            Bytes that are read from a view of the value, such as a reshaped value, count too.
             """
             total = 0.0
             for instruction in instructions.values():
@@ -1362,7 +1383,7 @@ class Program:
         return instructions
 
     def _product(self, product: Any) -> str:
-        """Returns the kind of a product, which depends on the types of its operands."""
+        """Returns the kind of a matrix multiplication, which depends on the operand types."""
         instructions = self._parts[product.computation]
         operands = [
             instructions[name]
@@ -1399,8 +1420,8 @@ class Program:
 # -- steps compiled for an absent H200: training.py h200
 
 BANDWIDTH, PEAK = 4.8e12, 989e12  # bytes per second and half-precision FLOP/s of an H200
-# Do not merge products that share an operand (keys and values of all decoder layers), so that each
-# of them is counted.
+# Do not merge matrix multiplications that share an operand (keys and values of all decoder layers),
+# so that each of them is counted.
 NO_DOT_MERGER = {"xla_disable_hlo_passes": "dot-merger"}
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 LOCAL_FLAGS = ("target", "packages", "dump", "threads", "top")
@@ -1443,7 +1464,7 @@ def read_target(path: Path) -> str:
         if field not in text:
             raise SystemExit(
                 f"--target {path} has no {field}: a GpuTargetConfigProto of a GPU with a CUDA "
-                "runtime is required. Without it, XLA would compile without FP8 products"
+                "runtime is required. Without it, XLA would not use FP8"
             )
     return text
 
@@ -1460,7 +1481,7 @@ def use_packages(folder: Path | None) -> None:
             f"--packages {folder} has no {missing[0].relative_to(folder)}. Install it with\n"
             f"  pip install --no-deps --target {folder} jax-cuda12-plugin==VERSION "
             "jax-cuda12-pjrt==VERSION nvidia-cuda-nvcc-cu12\n"
-            "where VERSION is that of the installed jax"
+            "where VERSION is the version of the installed jax"
         )
     sys.path.append(str(folder))
     os.environ["PATH"] = f"{compiler / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -1483,7 +1504,13 @@ def target_sharding(options: argparse.Namespace) -> Any:
 
 
 def compile_for(gpu: Any, prepared: PreparedStep, options: dict[str, Any]) -> Any:
-    """Compiles a step for the GPU of the sharding ``gpu`` and returns the program."""
+    """Compiles a step for an absent GPU and returns the program.
+
+    Args:
+        gpu: Sharding on this GPU, from :func:`target_sharding`.
+        prepared: The step.
+        options: Compiler options.
+    """
     import jax
 
     from hfseq.training import aot
@@ -1542,15 +1569,18 @@ def parse_h200(arguments: Sequence[str]) -> argparse.Namespace:
     parser = h200_parser(
         "Compiles training steps for an absent H200 and estimates their time.\n\n--target is XLA's "
         "description of the GPU (GpuTargetConfigProto as text). --packages is the same\nas for "
-        "fp8.py h200. The bytes of the operands and results of all kernels are added up. At the\n"
-        "bandwidth of the GPU, they give a lower bound of the time. The FLOPs of the products at "
-        "the\npeak rate give another one. Attention uses the default implementation of the GPU.",
+        "fp8.py h200. The table has two lower bounds of the time of a step. The first is the "
+        "number\nof bytes of the operands and results of all kernels, divided by the bandwidth of "
+        "the GPU.\nThe second is the number of FLOPs of the matrix multiplications, divided by the "
+        "peak rate\nof the GPU. Attention uses the default implementation for GPUs.",
         width=768,
         layers=2,
         vocab_size=50257,
     )
     default = ["roberta:32x512", "gpt2:16x1024", "t5:16x512", "bart:16x512", "llama:8x1024"]
-    parser.add_argument("--steps", nargs="+", default=default, help="steps as MODEL:ROWSxLENGTH")
+    parser.add_argument(
+        "--steps", nargs="+", default=default, help="training steps, as MODEL:ROWSxLENGTH"
+    )
     parser.add_argument(
         "--precision", default="bfloat16", help="precision recipe (default: bfloat16)"
     )

@@ -4,9 +4,9 @@
     python scripts/benchmarks/translation.py                            # 1,000 sentences
 
 All contestants use the same random weights, with the shapes of Marian-base (opus-mt, vocabulary
-size 54,688), and generate the same number of new tokens per sentence. They take turns batch by
-batch, and each translates every batch once. Greedy and beam search must return the same tokens as
-PyTorch.
+size 54,688), and generate the same number of new tokens per sentence. Each contestant translates
+every batch once, and the contestants take turns after each batch. Greedy and beam search must
+return the same tokens as PyTorch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def save_weights(folder: str, size: dict[str, Any]) -> Workload:
 
 
 def options_of(config: Any, beams: int, new_tokens: int) -> dict[str, Any]:
-    """Returns the arguments of ``generate``: fixed length, no padding tokens (as for opus-mt)."""
+    """Returns the arguments of ``generate``.
+
+    All outputs have the same length, and padding tokens are not generated, as with opus-mt models.
+    """
     return {
         "num_beams": beams,
         "do_sample": False,
@@ -93,7 +96,10 @@ def read_batches(folder: str) -> list[list[list[int]]]:
 
 
 def padded(rows: list[list[int]], count: int, pad: int) -> tuple[Any, Any]:
-    """Returns int32 token IDs and mask, ``(count, longest)``. Extra rows repeat the first row."""
+    """Returns int32 token IDs and an attention mask, ``(count, longest)``.
+
+    If there are fewer than ``count`` sentences, the first one is repeated.
+    """
     import numpy as np
 
     rows = rows + rows[:1] * (count - len(rows))
@@ -109,7 +115,7 @@ def translation_workload(
 ) -> Workload:
     """Returns a workload that translates the next batch in each step.
 
-    To compile all shapes, it first translates one batch of each width.
+    This function first translates one batch of each width, so that all shapes are compiled.
     """
     batches = read_batches(folder)
     for batch in {max(map(len, batch)): batch for batch in batches}.values():
@@ -125,7 +131,7 @@ def translation_workload(
 def hfseq_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
 ) -> Workload:
-    """Translates with hfseq. All batches are padded to the same number of rows to compile less."""
+    """Translates with hfseq. All batches are padded to the same batch size to compile less."""
     import numpy as np
 
     config, rows = configuration(size), max(map(len, read_batches(folder)))
@@ -208,7 +214,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         new_tokens=(24, "tokens to generate per sentence"),
         least_agreement=(
             0.98,
-            "minimum share of sentences that equal PyTorch's (random weights cause ties)",
+            "minimum share of sentences with the same tokens as with PyTorch (random weights cause "
+            "ties)",
         ),
     )
     modes_help = "search modes (default: all)"
@@ -229,7 +236,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--tokenizer",
         type=Path,
         default=DATA / "tokenizers" / "t5-base",
-        help="folder of a tokenizer; those of opus-mt require the package sentencepiece",
+        help="folder of a tokenizer; tokenizers of opus-mt require the package sentencepiece",
     )
     options = parser.parse_args(arguments)
     if options.sides is None:
@@ -239,7 +246,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def contestants(options: argparse.Namespace, folder: str) -> list[Contestant]:
-    """Returns a contestant for each search mode and side."""
+    """Returns a contestant for each search mode in ``--modes`` and each entry of ``--sides``."""
     shared = {
         "folder": folder,
         "size": harness.size_from_flags(options),
@@ -277,7 +284,7 @@ def tokenized(texts: list[str], tokenizer: Path, vocab_size: int) -> list[list[i
 
 
 def batched(rows: list[list[int]], size: int) -> list[list[list[int]]]:
-    """Groups rows of similar length into batches and shuffles the batches."""
+    """Groups sentences of similar length into batches and shuffles the batches."""
     rows = sorted(rows, key=len)
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     random.Random(1).shuffle(batches)
@@ -285,7 +292,10 @@ def batched(rows: list[list[int]], size: int) -> list[list[list[int]]]:
 
 
 def agreement(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Returns the share of sentences that equal the first contestant's, by group and contestant."""
+    """Returns the share of sentences with the same tokens as the first contestant.
+
+    The result is a dictionary by group and contestant.
+    """
     shares: dict[str, dict[str, float]] = {}
     first = {row.group: row for row in reversed(rows)}
     for row in rows:
@@ -302,7 +312,8 @@ def agreement(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def disagreements(shares: dict[str, dict[str, float]], least: float) -> list[str]:
     """Returns a message for each group in which hfseq's share of equal sentences is too small."""
     return [
-        f"{group}: only {by_contestant['hfseq']:.1%} of the sentences equal those of PyTorch"
+        f"{group}: only {by_contestant['hfseq']:.1%} of the sentences have the same tokens as with "
+        "PyTorch"
         for group, by_contestant in shares.items()
         if by_contestant.get("hfseq", 1.0) < least
     ]
@@ -346,7 +357,8 @@ def section(result: dict[str, Any]) -> str:
         f"Marian-base shapes{harness.size_text(options)}, random weights, {result['sentences']} "
         f"sentences of {result['source_tokens']:.1f} tokens in batches of {options['batch_size']}, "
         f"{options['new_tokens']} new tokens each; float32 unless stated otherwise; ratios are "
-        f"medians over the batches. Sentences that equal PyTorch's: {shares or 'not compared'}."
+        "medians over the batches. Sentences with the same tokens as with PyTorch: "
+        f"{shares or 'not compared'}."
     )
     return harness.section(result | {"remarks": [remark]}, COLUMNS)
 

@@ -7,11 +7,12 @@
     python scripts/benchmarks/vq.py quality --output_dir comparison \
         full=runs/full-0 full=runs/full-1 vq=runs/vq-0 vq_quadratic=runs/vq_quadratic-0
 
-Every point (head type, attention, reduction, length) runs in a separate process. The program is
-compiled first; if XLA's memory plan exceeds ``--memory_gb``, the point is marked and not run. The
-points of one length take turns. A second pass visits the lengths in reverse order. The command
-fails if the time per token of VQ attention deviates by more than 15 % from its median, from 4k
-tokens on.
+A measurement of one head type, attention type, reduction and length is called a point. Every point
+runs in a separate process, which first compiles its program. If XLA plans more memory than
+``--memory_gb``, the point is not measured, and the table says so. The points of the same length
+take turns. A second pass visits the lengths in reverse order. The time per token of VQ attention
+should not depend on the length. The command fails if this time deviates by more than 15 % from its
+median for lengths of at least 4k tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MODES = (*PASSES, "decode")
 LENGTHS = [1024 * 2**n for n in range(7)]
 REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
 HEADS = ("shga", "mhga", "mha", "mqa", "gqa")
-# Shortest length of the check that the time per token is constant, and its tolerance.
+# The time per token must be constant from this length on, up to this relative deviation.
 FLAT_FROM, FLAT_WITHIN = 4096, 0.15
 
 # -- the workloads: a pass over one length, or decoding
@@ -70,7 +71,10 @@ def init_variables(model: Any) -> tuple[Any, Any]:
 
 
 def pass_function(model: Any, pass_name: str) -> Callable[..., Any]:
-    """Returns a function that computes the loss, or one that also updates weights and codebooks."""
+    """Returns the function of a forward pass, or of a training step.
+
+    The forward pass computes the loss. The training step also updates weights and codebooks.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -86,7 +90,8 @@ def pass_function(model: Any, pass_name: str) -> Callable[..., Any]:
         )
         labels = jnp.pad(ids[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
         total, count, _ = cross_entropy(output.logits, labels)
-        # Scoring and quadratic attention update no codebooks: unused outputs are not computed.
+        # Neither the forward pass nor quadratic attention updates codebooks. XLA does not compute
+        # outputs that are not used.
         if pass_name == "forward" or model.config.attention_type == "full":
             return total / count, extra
         return total / count + output.auxiliary_loss / ids.size, model.finalize_extra(new_extra)
@@ -110,7 +115,10 @@ def length_point(
     remat: bool,
     limit_bytes: float,
 ) -> Workload:
-    """Returns a pass over one length; it does not run if it needs more than ``limit_bytes``."""
+    """Builds the workload of one length.
+
+    If the program needs more memory than ``limit_bytes``, the steps of the workload do nothing.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -147,7 +155,7 @@ def resting_memory() -> dict[str, Any]:
     resident_bytes = harness.process_bytes("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    # If the system cannot reset the peak, it includes the memory of the compilation.
+    # If the system cannot reset the peak, the peak includes the memory of the compilation.
     return {
         "resting_bytes": resident_bytes,
         "peak_of_steps": harness.host_peak_bytes() < resident_bytes * 1.02,
@@ -159,7 +167,8 @@ def decoding(
 ) -> Workload:
     """Builds a workload whose steps decode ``report_every`` tokens greedily.
 
-    A compiled loop decodes ``chunk`` tokens."""
+    A step consists of several calls of a compiled loop, which decodes ``chunk`` tokens per call.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -198,9 +207,10 @@ def decoding(
 
 
 def missing_tokens(state: Any, config: Any, num_decoded: int) -> int:
-    """Returns the largest error of the token counts in the state.
+    """Returns the largest error of the token counts in the decoding state.
 
-    Every token that has left the window must be counted in one code.
+    The state counts the tokens that have left the attention window, and assigns each of them to
+    exactly one code.
     """
     import jax
 
@@ -386,9 +396,9 @@ def point_row(row: Row, labels: dict[str, Any], rows: int) -> dict[str, Any]:
 def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the sorted points of a curve, its exponent, and its deviation from a constant.
 
-    The exponent describes the time per token as a power of the length: 0 for linear and 1 for
-    quadratic total time. The deviation is the largest relative deviation from the median. Both use
-    only lengths from 4k tokens on.
+    The exponent describes the time per token as a power of the length: it is 0 if the total time is
+    linear, and 1 if it is quadratic. The deviation is the largest relative deviation of the time
+    per token from its median. Both are computed from lengths of at least 4k tokens.
     """
     points = sorted(points, key=lambda each: each["length"])
     pairs = [(p["length"], p["microseconds_per_token"]) for p in points]
@@ -416,8 +426,9 @@ def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
 def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
     """Computes the length from which ``fast`` takes less time than ``slow``.
 
-    Between measured lengths, both curves are interpolated linearly on logarithmic axes. ``length``
-    is None if they do not cross within the measured range; ``text`` then names the faster one.
+    Between measured lengths, both curves are interpolated linearly on logarithmic axes. If they do
+    not cross within the measured range, ``length`` in the result is `None`, and ``text`` names the
+    faster one.
     """
     a_side, b_side = (
         dict(zip(each["lengths"], each["microseconds_per_token"], strict=True))
@@ -440,7 +451,7 @@ def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
 
 
 def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns a message for each VQ curve whose time per token is not constant from 4k on."""
+    """Returns a message per VQ curve whose time per token is not constant from 4k tokens on."""
     return [
         f"{each['name']} ({each['head_type']}): from {FLAT_FROM} tokens on, the time per "
         f"token deviates by {each['deviation_from_flat']:.0%} from its median "
@@ -521,7 +532,7 @@ def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> di
 
 
 def decoding_problems(row: dict[str, Any]) -> list[str]:
-    """Returns the failed checks: size and counts of the state, speed, and memory."""
+    """Returns a message for each failed check of the state's size and counts, speed and memory."""
     name, chunks, problems = row["name"], row["chunks"], []
     if len({each["state_bytes"] for each in chunks}) > 1:
         problems.append(f"{name}: the size of the state changed")
@@ -743,7 +754,11 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Returns the runs by name, and the mean of each name relative to that of the first name."""
+    """Compares the bits per byte of runs.
+
+    Runs with the same name differ in their seed. The result contains the runs by name, the mean
+    over the runs of each name, and the ratio of this mean to the mean of the first name.
+    """
     by_name: dict[str, list[dict[str, Any]]] = {}
     for name, folder in runs:
         by_name.setdefault(name, []).append(read_run(folder))
