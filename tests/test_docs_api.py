@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "plugins" / "hfseq_plugins"
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-NAMES = re.findall(r"^\.\. (?:py:data|auto\w+):: ([\w.]+)$", TEXT, flags=re.M)
+NAMES = re.findall(r"^\.\. (?:py:data|auto\w+):: ([\w.]+)(?:\(\))?$", TEXT, flags=re.M)
 
 
 def public() -> set[str]:

@@ -60,14 +60,12 @@ def test_the_training_loop_of_the_fp8_guide_learns(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_name_imported_from_hfseq_exists(page):
-    import importlib
-
     text = page.read_text(encoding="utf-8")
     for module, names in re.findall(
         r"^[^-\n]*?\bfrom (hfseq[\w.]*) import ([\w, ]+)", text, flags=re.M
     ):
         for name in filter(None, re.split(r"[,\s]+", names.strip())):
-            assert hasattr(importlib.import_module(module), name), f"from {module} import {name}"
+            exec(f"from {module} import {name}", {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

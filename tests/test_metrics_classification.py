@@ -96,7 +96,7 @@ def test_a_constant_has_no_correlation(name):
 
 @pytest.mark.parametrize("name", METRICS)
 def test_predictions_and_references_go_together(name):
-    with pytest.raises(UsageError, match=f"{name}: .* give one for each"):
+    with pytest.raises(UsageError, match=f"{name}: .* one prediction per reference"):
         score(name, np.zeros(3), np.zeros(4))
     with pytest.raises(UsageError, match="at least one"):
         score(name, np.zeros(0), np.zeros(0))

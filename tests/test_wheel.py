@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.audio import write_words
 from tests.support.images import draw_digits
+from tests.test_without_torch import TASKS, save_models_of_all_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.network, pytest.mark.slow]
@@ -162,6 +163,13 @@ def test_images_and_audio_with_their_extras(environment, tmp_path):
     flags += ["--train_dir", "speech", "--validation_dir", "speech", "--output_dir", "audio"]
     check(run(environment, tmp_path, "hfseq", "train", "wav2vec2", *flags))
     assert (tmp_path / "audio" / "model.safetensors").is_file()
+
+
+def test_every_task_runs_with_the_extras_for_images_and_audio(environment, tmp_path):
+    install(environment, "Pillow", "soundfile", "scipy")
+    folders = save_models_of_all_tasks(tmp_path)
+    output = check(run(environment, tmp_path, "python", "-c", TASKS, *folders))
+    assert output.count("ok ") == 17
 
 
 @pytest.mark.parametrize("unwritable", ["home", "folder"])

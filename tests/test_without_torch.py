@@ -149,17 +149,22 @@ assert {task for task, *_ in cases} == set(hfseq.pipelines.factory.PIPELINES)
 """
 
 
-@pytest.mark.slow
-def test_every_task_runs_without_torch(tmp_path):
+def save_models_of_all_tasks(folder: Path) -> tuple[str, str]:
+    """Saves a model of each task. Returns the folders of text and media, the arguments of TASKS."""
     pytest.importorskip("PIL")
     pytest.importorskip("soundfile")
     from tests.support.stored_runs import STORED
     from tests.support.task_models import MADE, make, save_media_models
 
     for name in MADE:
-        make(tmp_path / "texts", name)
-    save_media_models(tmp_path / "media")
-    shutil.copytree(STORED / "data" / "writer", tmp_path / "media" / "writer")
-    done = run(BLOCKER + TASKS, tmp_path, str(tmp_path / "texts"), str(tmp_path / "media"))
+        make(folder / "texts", name)
+    save_media_models(folder / "media")
+    shutil.copytree(STORED / "data" / "writer", folder / "media" / "writer")
+    return str(folder / "texts"), str(folder / "media")
+
+
+@pytest.mark.slow
+def test_every_task_runs_without_torch(tmp_path):
+    done = run(BLOCKER + TASKS, tmp_path, *save_models_of_all_tasks(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("ok ") == 17

@@ -38,7 +38,7 @@ def test_a_product_that_is_not_fp8_is_a_problem():
     wrong = fp8.Counts("gpt2", "fp8_delayed", 12, kernels)
     right = fp8.Counts("gpt2", "bfloat16", 0, {training.OTHER_PRODUCT: 12})
     assert fp8.h200_problems([wrong, right]) == [
-        "gpt2 in fp8_delayed: 11 of 12 targeted products are FP8"
+        "gpt2 in fp8_delayed: 11 of 12 targeted matrix multiplications are in FP8"
     ]
 
 

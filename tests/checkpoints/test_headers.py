@@ -105,7 +105,7 @@ def test_every_cut_of_a_msgpack_file_is_a_problem_and_no_crash(tmp_path):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 0xFF]) + content[offset + 1 :])
         read_header(path)
     path.write_bytes(content + b"\x00")
-    assert "1 bytes follow the tree" in read_header(path).problems[0]
+    assert "1 bytes follow the parameter tree" in read_header(path).problems[0]
 
 
 def test_a_tree_nested_too_deeply_is_a_problem(tmp_path):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import hfseq
+from hfseq import cli
 from hfseq.checkpoints.config import open_checkpoint
 from hfseq.checkpoints.headers import read_remote_headers
 from hfseq.checkpoints.hub import Repository, push_folder, resolve_file
@@ -69,11 +71,54 @@ def test_unknown_repository_error_names_it(hub: FakeHub, name: str) -> None:
         resolve_file(name, "config.json")
 
 
-@pytest.mark.parametrize("name", ["/no/such/dir", "./dir", "../dir", "a/b/c", "~/dir", "C:\\dir"])
+PATHS = ["/no/such/dir", "./dir", "../dir", "a/b/c", "~/dir", "C:\\dir", "dir/", "gs://a/b"]
+FILES = ["checkpoints/model.pt", "model.bin", "user/model.msgpack", "model.ckpt", "a.safetensors"]
+
+
+@pytest.mark.parametrize("name", PATHS + FILES)
 def test_path_that_is_not_a_directory_never_reaches_the_hub(hub: FakeHub, name: str) -> None:
-    with pytest.raises(CheckpointError, match="neither a directory nor a Hub name"):
-        resolve_file(name, "config.json")
+    path_type = "file" if name in FILES else "directory"
+    for find in (lambda: resolve_file(name, "config.json"), lambda: Repository(name)("x")):
+        with pytest.raises(CheckpointError) as raised:
+            find()
+        for part in (f"{path_type} '{name}' does not exist", "output directory of a run"):
+            assert part in str(raised.value)
     assert hub.requests == []
+
+
+MODEL_COMMANDS = (
+    *("inspect MODEL", "convert MODEL out", "fill-mask MODEL a<mask>", "generate MODEL a"),
+    *("translate MODEL a", "classify MODEL a", "tag MODEL a", "answer MODEL a --context b"),
+    *("embed MODEL a", "summarize MODEL a", "plan --config MODEL --devices h200:1"),
+    "combine --output_dir o --decoder_model_name_or_path MODEL --encoder_model_name_or_path MODEL",
+    "tokenizer --output_dir o --model_type bert --config_name MODEL --train_file words.txt",
+    "train mlm --output_dir o --train_file words.txt --model_name_or_path MODEL",
+    "train mlm --output_dir o --train_file words.txt --model_type bert --tokenizer_name MODEL",
+    "train image_classification --output_dir o --train_dir . --model_name_or_path MODEL",
+    "train image_text --output_dir o --train_file words.txt --vision_model_name_or_path MODEL "
+    "--text_model_name_or_path MODEL",
+)
+
+
+def test_every_command_names_a_path_that_does_not_exist(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("a b c\n" * 50)
+    for command in MODEL_COMMANDS:
+        assert cli.main(command.replace("MODEL", "checkpoints/chkpt.pt").split()) in (1, 2), command
+        assert "file 'checkpoints/chkpt.pt' does not exist" in capsys.readouterr().err, command
+    for load in (
+        hfseq.FlaxAutoModel.from_pretrained,
+        hfseq.FlaxBertModel.from_pretrained,
+        lambda name: hfseq.FlaxAutoModel.from_pretrained(tmp_path, config=name),
+        lambda name: hfseq.pipeline("fill-mask", name),
+        lambda name: hfseq.pipeline("image-classification", name),
+    ):
+        with pytest.raises(CheckpointError, match="chkpt.pt' does not exist"):
+            load("checkpoints/chkpt.pt")
+    assert hub.requests == []
+    Path("chkpt.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="chkpt.pt' has a format that hfseq does not read"):
+        hfseq.FlaxAutoModel.from_pretrained("chkpt.pt")
 
 
 @pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "a/../../secret", "..\\secret"])

@@ -131,7 +131,7 @@ def test_names_that_do_not_fit_the_class_are_problems(copy, capsys):
     assert cli.main(["inspect", str(folder)]) == 1
     out = capsys.readouterr().out
     for text in (
-        "missing: transformer.h.0.ln_1.scale; did you mean 'transformer.h.0.ln_1.wait'?",
+        "missing: transformer.h.0.ln_1.weight; did you mean 'transformer.h.0.ln_1.wait'?",
         "unexpected: transformer.h.0.ln_1.wait",
         "transformer.ln_f.bias: (5,) in the file, (32,) in FlaxGPT2LMHeadModel",
         "transformer.h.1.ln_1.bias: unsupported dtype int64",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq import cli, plugins
+from hfseq.errors import UsageError
 from tests.support.fake_hub import FakeHub
 
 TEXTS = ["en lov om <mask>", "<mask> leser og skriver lange <mask> for alle"]
@@ -66,6 +67,27 @@ def test_fill_mask_prints_the_likeliest_tokens_of_every_mask(model, capsys):
     assert [line for line in lines if "%" in line] == lines_expected
 
 
+def test_a_mask_has_one_spelling_for_all_models_and_one_of_the_model(tmp_path, model, capsys):
+    from transformers import BertConfig
+
+    import hfseq
+    from hfseq.data.tokenizers import train_tokenizer
+
+    tokenizer = train_tokenizer([["en lov om alle"] * 50], "bert", None, 60, tmp_path)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = BertConfig(vocab_size=len(tokenizer), intermediate_size=8, **sizes)
+    hfseq.FlaxAutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    texts = ["en [MASK] om", "en <mask> om"]
+    for folder in (tmp_path, model):
+        assert cli.main(["fill-mask", str(folder), *texts]) == 0
+        first, second = capsys.readouterr().out.split(texts[1])
+        assert first == texts[0] + second
+        fill = hfseq.pipeline("fill-mask", str(folder))
+        assert fill(texts[0]) == fill(texts[1]) and len(fill("[MASK] <mask>")) == 2
+    with pytest.raises(UsageError, match=r"no mask token \(\[MASK\] or <mask>\)"):
+        hfseq.pipeline("fill-mask", str(tmp_path))("en lov")
+
+
 def test_fill_mask_as_json(model, capsys):
     assert cli.main(["fill-mask", str(model), *TEXTS, "--top", "2", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -86,7 +108,7 @@ def test_fill_mask_writes_a_file_in_another_precision_and_batch_size(model, tmp_
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["en lov om alle"], 2, "no <mask> in 'en lov om alle'"),
+        (["en lov om alle"], 2, "'en lov om alle': it contains no mask token (<mask>)"),
         (["en <mask> lov", "--top_k", "0"], 2, "--top_k 0"),
         (["<mask> lov " * 12], 2, "tokens exceed the model's 22 positions"),
     ],
@@ -181,4 +203,4 @@ def test_evaluation_without_the_harness_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert cli.main(["evaluate", "no-model", "--tasks", "riddles"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: hfseq evaluate requires lm-eval: pip install "hfseq[eval]"')
+    assert line == "error: hfseq evaluate requires lm_eval: pip install 'hfseq[eval]'"

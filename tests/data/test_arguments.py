@@ -52,8 +52,8 @@ def test_impossible_values_are_usage_errors_that_name_the_flag(flags, options):
     [
         ({"train_file": ["a.npy"], "streaming": True}, "arrays .* drop --streaming"),
         ({"validation_file": ["a.NPZ"], "line_by_line": True}, "and --line_by_line"),
-        ({"train_file": ["a.npy"], "append_eos": True}, "--append_eos ends each document"),
-        ({"train_file": ["a"], "sample_by": "raw", "append_eos": True}, "--append_eos ends each"),
+        ({"train_file": ["a.npy"], "append_eos": True}, "--append_eos appends .* each document"),
+        ({"train_file": ["a"], "sample_by": "raw", "append_eos": True}, "--append_eos appends"),
     ],
 )
 def test_raw_data_rejects_document_flags(flags, options):

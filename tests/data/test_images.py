@@ -92,7 +92,7 @@ def test_image_processor_loads_with_pillow_only(tmp_path):
     assert output_shape(load_image_processor(str(tmp_path), 18)) == (3, 18, 18)
     assert output_shape(load_image_processor(None, None)) == (3, 224, 224)
     with pytest.raises(UsageError, match="has no image processor"):
-        load_image_processor(str(tmp_path / "nothing"), None)
+        load_image_processor(str(tmp_path.parent), None)
 
 
 # -- unreadable images
@@ -143,7 +143,7 @@ def test_image_that_kills_its_worker_is_skipped(tmp_path):
     sources = [MediaSource(str(tmp_path / f"{number}.png")) for number in range(3)]
     for _ in range(2):
         decoded = decoder(sources)
-        assert decoded.reasons == [None, "the process that decoded it died", None]
+        assert decoded.reasons == [None, "the process that decoded the image died", None]
     decoder.close()
 
 
@@ -238,7 +238,7 @@ def test_datasets_are_read_without_their_decoder(digits, tmp_path):
 def test_conflicting_flags_are_rejected():
     with pytest.raises(UsageError, match="--train_dir and --train_file are mutually exclusive"):
         ImageArguments(train_dir="a", train_file=["b"])
-    with pytest.raises(UsageError, match="apply to plain text; here every image"):
+    with pytest.raises(UsageError, match="apply to plain text only, but here every image"):
         ImageArguments(train_dir="a", streaming=True)
     with pytest.raises(UsageError, match="no data: give --train_dir"):
         load_images(ImageArguments())

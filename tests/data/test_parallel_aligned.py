@@ -87,7 +87,7 @@ def test_names_that_do_not_belong_together_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"europarl\.en and .*news\.de .* have no partner"):
         load_pairs(flags(*files))
     files = pair_of(tmp_path, "left.txt", "right.txt")
-    with pytest.raises(DataError, match=r"left\.txt, .*right\.txt names no language.*corpus\.en"):
+    with pytest.raises(DataError, match=r"left\.txt, .*right\.txt: .* no language; .*corpus\.en"):
         load_pairs(flags(*files))
     files = pair_of(tmp_path, "corpus.en", "corpus.es")
     with pytest.raises(DataError, match=r"corpus\.es: its name ends neither in en nor in de"):
@@ -95,7 +95,7 @@ def test_names_that_do_not_belong_together_are_refused(tmp_path):
 
 
 def test_a_lone_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="names the languages en: use a pair"):
+    with pytest.raises(DataError, match="contain the languages en; use a pair"):
         load_pairs(flags(write(tmp_path / "corpus.en", SOURCES)))
 
 
@@ -147,7 +147,7 @@ def test_an_opus_folder_with_several_pairs_of_languages(tmp_path):
         ("casa", "house")
     ]
     assert pairs(load_pairs(flags(folder, source_lang="en", target_lang="de"))["train"]) == PAIRS
-    with pytest.raises(DataError, match="names the languages de, en, es: .*--source_lang"):
+    with pytest.raises(DataError, match="contain the languages de, en, es; .*--source_lang"):
         load_pairs(flags(folder))
     with pytest.raises(DataError, match="of the languages fr and it has no partner"):
         load_pairs(flags(folder, source_lang="fr", target_lang="it"))

@@ -170,7 +170,7 @@ def test_new_collections_are_seen_by_programs_that_are_compiled_already(model):
 def test_a_state_of_other_rows_is_refused(model):
     from hfseq.errors import UsageError
 
-    with pytest.raises(UsageError, match="past_key_values.* 4 rows, .* 3"):
+    with pytest.raises(UsageError, match="past_key_values.* 4, .* 3"):
         model(prompts(), past_key_values=model.init_cache(4, 0))
 
 

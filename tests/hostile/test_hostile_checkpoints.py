@@ -330,7 +330,7 @@ def test_huge_model_is_not_allocated_for_one_small_tensor(saved):
     save_file({name: tensors[name]}, saved / WEIGHTS, metadata={"format": "pt"})
     path = saved / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 2**30}))
-    with pytest.raises(WeightsError, match=r"contains 32 values .* lacks 35433497696"):
+    with pytest.raises(WeightsError, match=r"contains 32 .* lacks 35433497696"):
         FlaxAutoModelForMaskedLM.from_pretrained(saved)
 
 

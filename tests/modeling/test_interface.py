@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -145,8 +146,11 @@ def test_a_model_inside_a_module_does_not_vanish(model):
         def __init__(self):
             self.encoder = model
 
-    with pytest.raises(ValueError, match="encoder"):
-        nnx.state(Holder())
+    if "hfseq.v4" in sys.modules:  # another test; there, models are data as in Transformers 4
+        assert len(jax.tree.leaves(nnx.state(Holder()))) == len(jax.tree.leaves(model.params))
+    else:
+        with pytest.raises(ValueError, match="encoder"):
+            nnx.state(Holder())
 
     class DataHolder(nnx.Module):
         def __init__(self):
@@ -194,7 +198,7 @@ def test_explicit_axes_and_unknown_axes_are_named(model):
     with pytest.raises(UsageError, match=r"input_ids is sharded .* explicit.*AxisType.Auto"):
         jax.jit(lambda ids: model(ids).logits)(ids)
     other = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
-    with pytest.raises(UsageError, match="axis 'model'; use some of data, fsdp, tensor, sequence"):
+    with pytest.raises(UsageError, match="axis 'model'.* data, fsdp, tensor, sequence"):
         copy.copy(model).shard(other)
 
 

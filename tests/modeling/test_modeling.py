@@ -378,7 +378,7 @@ def test_an_undeclared_table_of_positions_limits_the_rows(vocabulary, table):
     model = tables(vocabulary, **table)
     assert np.isfinite(model(np.ones((1, 12), int)).last_hidden_state).all()
     with pytest.raises(
-        UsageError, match="13 tokens per row.*at most 12 .max_position_embeddings=12"
+        UsageError, match="13 tokens per sequence.*at most 12 .max_position_embeddings=12"
     ):
         model(np.ones((1, 13), int))
 

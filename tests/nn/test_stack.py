@@ -264,7 +264,7 @@ def test_shared_parameters_must_belong_to_the_first_layers():
             layers = [LayerWithTable(rngs, first=number == 1) for number in range(3)]
             self.layer = nn.Layers(layers, shared=("table",))
 
-    with pytest.raises(UsageError, match="the first layer lacks table"):
+    with pytest.raises(UsageError, match="parameter table, but an earlier layer"):
         stack_layers(Late())
 
 

@@ -56,7 +56,7 @@ def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
     [
         (["--devices", "h2000:8"], "'h2000'; did you mean 'h200'? (known: b200, h200"),
         (["--devices", "h200:none"], "--devices h200:none: "),
-        (["--devices", "h200:64", "--mesh", "data=8"], "describes 8 devices, there are 64"),
+        (["--devices", "h200:64", "--mesh", "data=8"], "describes 8 devices, but there are 64"),
         (["--devices", "h200:3", "--mesh", "tensor=3"], "does not divide the 4 attention heads"),
         (["--devices", "h200:5", "--mesh", "fsdp=5"], "of size 32 is not divisible by fsdp=5"),
         (["--devices", "h200:3", "--mesh", "sequence=3"], "a multiple of 3"),

@@ -209,7 +209,9 @@ def test_padding_counts_as_zeros_in_the_flattened_head(flat):
 
 def test_rows_longer_than_the_flattened_head_are_refused(flat):
     assert flat.max_length() == 16
-    with pytest.raises(UsageError, match=r"17 tokens per row.*at most 16 \(flatten_length=16\)"):
+    with pytest.raises(
+        UsageError, match=r"17 tokens per sequence.*at most 16 \(flatten_length=16\)"
+    ):
         flat(ids(1, 17))
     assert FlaxFp8EncoderModel(flat.config, _do_init=False).max_length() is None
     with_table = FlaxFp8EncoderForMaskedLM(fp8_encoder_config(**FLAT), _do_init=False)
@@ -252,7 +254,7 @@ def test_without_positions_the_encoder_does_not_know_the_order():
     assert close(model(ids()[:, ::-1]).last_hidden_state, states[:, ::-1])
     assert model(ids(1, 90)).last_hidden_state.shape == (1, 90, 32)
     learned = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW))
-    with pytest.raises(UsageError, match="41 tokens per row.*at most 40"):
+    with pytest.raises(UsageError, match="41 tokens per sequence.*at most 40"):
         learned(ids(1, 41))
 
 

@@ -130,7 +130,7 @@ def test_other_families_reject_the_directory(tmp_path):
     ("changes", "reason"),
     [
         ({"head": "te_flatten", "flatten_length": 8}, "head='te_flatten' uses all positions"),
-        ({"hidden_act": "geglu"}, "gated_mlp=True .GEGLU. is not an option of any stock BERT"),
+        ({"hidden_act": "geglu"}, "gated_mlp=True .GEGLU. is not an option of MegatronBERT"),
         ({"final_norm": False}, "final_norm=False removes a norm"),
     ],
     ids=str,
@@ -145,7 +145,7 @@ def test_native_checkpoints_declare_their_type_and_load(changes, reason, tmp_pat
     assert trees_equal(loaded.params, model.params)
     described = {**loaded.config.to_dict(), "_name_or_path": ""}
     assert described == {**model.config.to_dict(), "_name_or_path": ""}
-    with pytest.raises(UsageError, match=f"no stock twin: {reason}"):
+    with pytest.raises(UsageError, match=f"no class of Transformers .*: {reason}"):
         model.config.twin()
 
 

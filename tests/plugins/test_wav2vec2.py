@@ -398,7 +398,7 @@ def test_configurations_that_do_not_fit_are_refused(changes, message):
 @pytest.mark.slow
 def test_hidden_frames_that_do_not_fit_are_refused():
     model = FlaxWav2Vec2Model(models.wav2vec2_config())
-    with pytest.raises(UsageError, match=r"8 vectors per row.*\(batch, 8\)"):
+    with pytest.raises(UsageError, match=r"8 frames per row.*\(batch, 8\)"):
         model(np.zeros((1, SAMPLES)), mask_time_indices=np.ones((1, 9), bool))
     model = FlaxWav2Vec2Model(models.wav2vec2_config(mask_time_prob=0.0))
     with pytest.raises(UsageError, match="mask_time_prob or mask_feature_prob is greater than 0"):

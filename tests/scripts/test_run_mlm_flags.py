@@ -189,7 +189,7 @@ def test_a_file_of_arguments_with_overrides_after_it(tmp_path, name):
     ("name", "text", "message"),
     [
         ("a.yaml", "learning_rat: 1", "'learning_rat'; did you mean 'learning_rate'?"),
-        ("a.json", '{"max_seq_len": 1, "seed": 1}', "did you mean 'max_seq_length'?"),
+        ("a.json", '{"max_seq_len": 1, "seed": 1}', "'max_seq_len': use --max_seq_length 1"),
         ("a.yaml", "- 1\n- 2", "must map argument names to values"),
         ("a.json", "{", "is not valid json"),
         ("a.yaml", "a: [", "is not valid yaml"),
@@ -252,7 +252,7 @@ def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message
         (["--num_train_epochs", "0"], "--num_train_epochs"),
         (["--eval_strategy", "step"], "expected one of no, steps, epoch; did you mean 'steps'?"),
         (["--learning_rate", "nan"], "--learning_rate nan: expected 0 or more"),
-        (["--dtype", "bf16"], "recipes have --precision; did you mean 'bfloat16'?"),
+        (["--dtype", "bf16"], "use --precision for recipes); did you mean 'bfloat16'?"),
     ],
 )
 def test_invalid_value_error_names_the_allowed_values(argv, message):

@@ -1,4 +1,4 @@
-"""Small attention inputs and options on which all implementations must agree."""
+"""Small inputs and options of attention, for tests that all implementations agree."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ SEGMENTS = jnp.array([[1] * 4 + [2] * 6, [1] * 10, [1] * 7 + [0] * 3])
 
 
 def arrays(kv_heads: int = HEADS, keys: int = LENGTH) -> tuple[jax.Array, ...]:
+    """Returns query, key, value, and the weights of the output in the loss of `results`."""
     shapes = [(LENGTH, HEADS), (keys, kv_heads), (keys, kv_heads), (LENGTH, HEADS)]
     return tuple(
         jax.random.normal(jax.random.key(i), (BATCH, *shape, WIDTH))
@@ -21,7 +22,14 @@ def arrays(kv_heads: int = HEADS, keys: int = LENGTH) -> tuple[jax.Array, ...]:
 
 
 def results(options: dict, inputs: tuple, rate: float, per_row: bool) -> tuple:
-    """The output and the gradients of query, key, value and bias."""
+    """Returns the output of attention, and the gradients of query, key, value and bias.
+
+    Args:
+        options: An entry of `OPTIONS`.
+        inputs: The result of `arrays`.
+        rate: The dropout rate.
+        per_row: Whether each row of the batch has its own dropout key.
+    """
     *parts, weight = inputs
     plain = {name: leaf for name, leaf in options.items() if name != "bias"}
 

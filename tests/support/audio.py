@@ -1,4 +1,4 @@
-"""Short audio files: words of tones, one tone per letter."""
+"""Short audio files for tests. Each letter of a word is a sound of two tones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 SAMPLING_RATE = 16000
-#: Tones of each letter, in Hz.
+#: The two tones of each letter, in Hz.
 LETTER_TONES = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 3000)}
 
 
 def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
-    """Returns the samples of a word: one tone per letter, some noise, silence between letters."""
+    """Returns the samples of a word: a sound per letter, silence between letters, and some noise.
+
+    Args:
+        word: The letters, from `LETTER_TONES`.
+        seed: Seed of the noise.
+        seconds: Duration of a letter.
+    """
     random = np.random.default_rng(seed)
     time = np.arange(round(SAMPLING_RATE * seconds)) / SAMPLING_RATE
     silence = np.zeros(len(time) // 3)
@@ -28,7 +34,7 @@ def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarr
 def write_words(
     folder: Path, count: int, seed: int = 0, longest: int = 8, seconds: float = 0.06
 ) -> list[str]:
-    """Writes audio of random words into `folder`, and returns the words by file number."""
+    """Writes `count` audio files with random words, `000.wav` and so on, and returns the words."""
     soundfile = pytest.importorskip("soundfile")
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +49,7 @@ def write_words(
 
 
 def write_bad_audio(folder: Path) -> dict[str, str]:
-    """Writes invalid audio files, and returns the expected reason for each."""
+    """Writes invalid audio files, and returns the expected error message for each file."""
     soundfile = pytest.importorskip("soundfile")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.wav").write_text("not audio")
@@ -54,5 +60,5 @@ def write_bad_audio(folder: Path) -> dict[str, str]:
         "text.wav": "unsupported audio format",
         "zero.wav": "it is empty",
         "none.wav": "it is empty",
-        "short.wav": "0.0312 seconds, less than 0.1",
+        "short.wav": "it is 0.0312 seconds long, less than the minimum of 0.1",
     }

@@ -18,7 +18,7 @@ OPPOSITES = {
     "dark": "light",
     "fast": "slow",
 }
-#: ChatML. The end of a turn belongs to the assistant's message.
+#: ChatML. The end token of an assistant turn is inside the generation tags, so it is trained too.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
     "{% if message.role == 'assistant' %}"
@@ -26,8 +26,9 @@ TEMPLATE = (
     "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-#: Without generation tags, and with the end of a turn outside of them.
+#: The template without generation tags.
 PLAIN_TEMPLATE = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+#: The template with the end token of an assistant turn after the generation tags.
 OPEN_TEMPLATE = TEMPLATE.replace(
     "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
     "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
@@ -52,7 +53,7 @@ def conversations(count: int, seed: int = 0) -> list[list[dict[str, str]]]:
 
 
 def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Returns prompts with completions, as texts."""
+    """Returns examples with the strings "prompt" and "completion"."""
     return [
         {"prompt": f"{chat[-2]['content']} :", "completion": f" {chat[-1]['content']}"}
         for chat in conversations(count, seed)
@@ -60,7 +61,7 @@ def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def write_tokenizer(folder: Path, template: str | None = TEMPLATE, family: str = "gpt2") -> Path:
-    """Trains a tokenizer on conversations, with the special tokens and a template of ChatML."""
+    """Saves a tokenizer that is trained on conversations and has the special tokens of ChatML."""
     from hfseq.data.tokenizers import train_tokenizer
 
     texts = [f"{item['role']}\n{item['content']}" for chat in conversations(100) for item in chat]

@@ -1,9 +1,9 @@
-"""A small in-memory Hugging Face Hub in this process, with injected faults.
+"""A small Hugging Face Hub, which a thread of this process serves from memory.
 
-It supports the requests of ``huggingface_hub`` 2.x without Xet: repository creation, pre-upload,
-Git LFS (basic and multipart), commits, revisions, trees and downloads. LFS downloads are redirected
-to another host name, like those of the real Hub to its CDN. ``hub.fail(...)`` injects errors,
-delays and closed connections.
+The server supports the requests of ``huggingface_hub`` 2.x without Xet: repository creation,
+pre-upload, Git LFS (basic and multipart), commits, revisions, trees and downloads. It redirects LFS
+downloads to another host name, like the real Hub redirects them to its CDN. ``hub.fail(...)``
+injects faults: errors, delays and closed connections.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from tests.support.hub_store import Blob, Commit, HubError, Repo, is_lfs
 
 @dataclass
 class Fault:
-    """A fault for the next ``times`` matching requests.
+    """A fault that the server produces for the next ``times`` matching requests.
 
     Attributes:
+        method: The HTTP method of the requests.
+        path: A regular expression that matches a part of their path.
+        times: Number of requests with the fault.
         action: One of these faults:
 
             - "status": respond with ``status`` and ``headers``.
             - "drop": close the connection before the response.
-            - "cut": close it in the middle of the request or response body.
+            - "cut": close the connection in the middle of the request or response body.
             - "lost": process the request, then close the connection without a response.
             - "delay": wait ``seconds``, then respond normally.
             - "hold": wait for ``hub.release``, then respond normally.
@@ -53,7 +56,10 @@ class Fault:
 
 
 class FakeHub:
-    """The server, a context manager. ``url`` is the value for HF_ENDPOINT."""
+    """The server, which runs while its context is active.
+
+    ``url`` is the address of the server, for HF_ENDPOINT.
+    """
 
     def __init__(self, multipart_over: int = 20_000_000, part_size: int = 6_000_000) -> None:
         self.multipart_over, self.part_size = multipart_over, part_size
@@ -87,7 +93,7 @@ class FakeHub:
         self.server.server_close()
 
     def fail(self, method: str, path: str, **how: object) -> Fault:
-        """Injects a fault for requests whose path matches the regular expression ``path``."""
+        """Adds a fault for requests whose path matches the regular expression ``path``."""
         fault = Fault(method, path, **how)  # type: ignore[arg-type]
         self.faults.append(fault)
         return fault

@@ -1,7 +1,8 @@
 """The ``hub`` fixture: a fake Hub for the Hugging Face libraries in this process.
 
-``huggingface_hub`` reads HF_ENDPOINT at import. The environment is set for libraries that are
-imported later and for subprocesses, and modules that are already imported are patched.
+``huggingface_hub`` reads HF_ENDPOINT when it is imported. The fixture therefore sets the
+environment variables, for subprocesses and for libraries that are imported later, and also patches
+the modules that are already imported.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A running fake Hub; ``hub.url`` is its address, its user is "user" with token "hf_test"."""
+    """A running fake Hub at the address ``hub.url``.
+
+    The token "hf_test" belongs to the user "user".
+    """
     with FakeHub() as server:
         use_fake_hub(server.url, tmp_path / "hf_home", monkeypatch)
         yield server
@@ -68,7 +72,7 @@ def use_fake_hub(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FastClock:
-    """Replaces the client's ``time`` module; records waits instead of sleeping."""
+    """Replaces the ``time`` module of a client. ``sleep`` returns immediately and is recorded."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -84,7 +88,10 @@ class FastClock:
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> FastClock:
-    """Makes retries of huggingface_hub and hfseq immediate. The fixture lists the waits."""
+    """Makes huggingface_hub and hfseq retry without waiting.
+
+    ``no_waiting.waits`` contains the seconds that they would have waited.
+    """
     from huggingface_hub.utils import _http
 
     from hfseq.checkpoints import hub as hub_retry

@@ -1,4 +1,8 @@
-"""The routes of the fake Hub, which return (body, status, headers)."""
+"""The routes of the fake Hub.
+
+A route is a function that handles one type of request. It returns the body of the response and,
+optionally, the status and the headers.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,13 @@ ROUTES: list[tuple[str, str, Callable]] = []
 
 
 def route(method: str, pattern: str) -> Callable:
+    """Returns a decorator that adds a function to `ROUTES`.
+
+    Args:
+        method: The HTTP method of the requests.
+        pattern: A regular expression for their path. Its groups become arguments of the function.
+    """
+
     def register(function: Callable) -> Callable:
         ROUTES.append((method, pattern, function))
         return function

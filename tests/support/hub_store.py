@@ -10,7 +10,7 @@ LFS_SUFFIXES = (".safetensors", ".msgpack", ".bin", ".model", ".png", ".parquet"
 
 @dataclass(frozen=True)
 class Blob:
-    """One file of a commit."""
+    """The content of one file of a commit."""
 
     data: bytes
     lfs: bool = False
@@ -78,7 +78,7 @@ def is_lfs(name: str, size: int) -> bool:
 
 
 def tree(files: dict[str, Blob], folder: str, recursive: bool) -> list[dict]:
-    """Lists a folder as the Hub does: files with their LFS details, and directories."""
+    """Returns the entries of a folder in the format of the Hub."""
     prefix = folder.strip("/") + "/" if folder.strip("/") else ""
     entries: dict[str, dict] = {}
     for path, blob in files.items():

@@ -1,4 +1,4 @@
-"""Images of digits, drawn with Pillow's font, with one directory per class."""
+"""Images of digits that are drawn with Pillow's font, with one directory per class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw_digits(folder: Path, count: int, seed: int = 0, size: int = 32) -> Path
 
 
 def write_bad_images(folder: Path) -> dict[str, str]:
-    """Writes unreadable images, and returns the expected reason for each."""
+    """Writes invalid image files, and returns the expected error message for each file."""
     image = pytest.importorskip("PIL.Image")
     folder.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
@@ -55,7 +55,7 @@ def write_bad_images(folder: Path) -> dict[str, str]:
 
 
 def write_bomb(path: Path, width: int, height: int) -> None:
-    """Writes a small PNG file with many pixels."""
+    """Writes a decompression bomb: a small PNG file whose header declares many pixels."""
     import struct
     import zlib
 

@@ -1,4 +1,4 @@
-"""Work that kills a worker process."""
+"""A function that kills the worker process that runs it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def kill(work: Any) -> None:
-    """Kills this process, like the system does when memory is exhausted."""
+    """Kills this process, like the operating system does when memory is exhausted."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Processes of a run on simulated machines, if the system supports that.
+"""Starts the processes of a run, optionally on simulated machines.
 
-As root with iproute2, each one is a network namespace on a bridge with a separate address, host
-name and hosts file. Otherwise all of them are this machine.
+A simulated machine is a network namespace with its own address, host name and hosts file. A bridge
+connects the machines. The simulation requires root permissions and iproute2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Every interpreter imports this at startup: importing PyTorch takes longer than the run.
+# Every interpreter runs this code at startup. It hides PyTorch, because the import of PyTorch takes
+# longer than the run.
 WITHOUT_TORCH = """\
 import importlib.util
 find = importlib.util.find_spec
@@ -23,7 +24,13 @@ importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find
 
 
 def environment(folder: Path, devices: int = 1, **overrides: object) -> dict[str, str]:
-    """The environment of a process with CPU devices. A file is written to `folder`."""
+    """Returns the environment variables of a process with CPU devices.
+
+    Args:
+        folder: A folder for the `sitecustomize.py` of the process, which is written there.
+        devices: Number of CPU devices.
+        **overrides: Further environment variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
     defaults = {
@@ -38,20 +45,24 @@ def environment(folder: Path, devices: int = 1, **overrides: object) -> dict[str
 
 
 def missing_requirements() -> str:
-    """The reason why machines cannot be simulated here, or an empty string."""
+    """Returns why machines cannot be simulated on this system, or an empty string."""
     if os.geteuid():
-        return "network namespaces need root"
+        return "network namespaces require root permissions"
     absent = [name for name in ("ip", "unshare", "hostname") if not shutil.which(name)]
     if absent:
-        return f"network namespaces need {', '.join(absent)}"
+        return f"network namespaces require the commands {', '.join(absent)}"
     name = f"hfseq-probe-{os.getpid()}"
     process = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return f"no network namespace can be made: {process.stderr}" if process.returncode else ""
+    return f"cannot create a network namespace: {process.stderr}" if process.returncode else ""
 
 
 class Machines:
-    """Namespaces with these host names. `names[i]` may list aliases after a space."""
+    """Simulated machines, which exist while the context is active.
+
+    Args:
+        names: The host name of each machine, optionally followed by a space and aliases.
+    """
 
     def __init__(self, names: Sequence[str]):
         self.names, self.number = names, os.getpid() % 50_000
@@ -83,7 +94,7 @@ class Machines:
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
-            folder = Path("/etc/netns") / space  # `ip netns exec` mounts these over /etc
+            folder = Path("/etc/netns") / space  # `ip netns exec` mounts these files over /etc
             folder.mkdir(parents=True)
             (folder / "hosts").write_text("\n".join(hosts) + "\n")
             (folder / "resolv.conf").write_text("")
@@ -95,7 +106,7 @@ class Machines:
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
     def command_prefix(self, index: int) -> list[str]:
-        """The prefix that runs a command on a machine."""
+        """Returns the words to put before a command to run it on the machine `index`."""
         name = self.names[index].split()[0]
         script = f'hostname {name} && exec "$@"'
         return [
@@ -117,7 +128,7 @@ def _ip(*words: str) -> None:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Starts a process whose output `wait_for_all` returns."""
+    """Starts a process. `wait_for_all` returns its output."""
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -130,7 +141,16 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 def wait_for_all(
     running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900
 ) -> list[str]:
-    """Waits for all, checks the exit codes (one for all, or one each), and returns the outputs."""
+    """Waits until all processes have ended, and asserts that they have the expected exit codes.
+
+    Args:
+        running: The processes.
+        *codes: The expected exit code of each process, or a single one for all of them.
+        within: Timeout in seconds for each process.
+
+    Returns:
+        The outputs of the processes.
+    """
     try:
         texts = [process.communicate(timeout=within)[0] for process in running]
     finally:

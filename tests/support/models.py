@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-#: Sizes of encoders in the style of BERT.
+#: Options of BERT and of the encoders with a similar architecture.
 TINY = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -24,9 +24,9 @@ TINY = {
 }
 _SIZES = {name: size for name, size in TINY.items() if name != "type_vocab_size"}
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-#: Sizes of Llama and the families in its style.
+#: Options of Llama and of the families with a similar architecture.
 _DECODER = {**_SIZES, **_TOKENS, "num_key_value_heads": 2, "initializer_range": 0.2}
-#: Two layers with full attention and two with a window.
+#: Two layers with full attention, followed by two layers with sliding-window attention.
 _QWEN_WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
@@ -50,8 +50,8 @@ _SIDES = {
     },
 }
 _T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-# Such narrow layers have large initial values. Without a factor, the gradient of a key bias, which
-# is zero, would have larger rounding errors than the checks allow.
+# Such narrow layers have large initial values, so a factor reduces them. Otherwise, the gradient of
+# a key bias, which is zero in theory, would have larger rounding errors than the checks allow.
 _CLIP = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -76,10 +76,11 @@ def _tiny(
     """Returns a function that creates a tiny configuration.
 
     Args:
-        class_name: The configuration class.
-        module: Its module, which is imported at the first call.
-        words: Whether the configuration has a vocabulary. Otherwise its size is ignored.
-        **options: Options, which keywords of the function add to or replace.
+        class_name: Name of the configuration class.
+        module: Module of the class, which is imported at the first call.
+        words: Whether the model has a vocabulary. If not, the function ignores `vocab_size`.
+        **options: Options of the configuration. Keywords of the function replace options or add
+            further ones.
     """
 
     def make(**changes: Any) -> Any:
@@ -128,7 +129,8 @@ bloom_config = _tiny(
     n_head=4,
     initializer_range=0.2,
 )
-# A small vocabulary, so that most rows contain the end token, which is not the legacy one, 2.
+# The vocabulary is small, so that most random rows contain the end token. The end token is not 2,
+# because models of Transformers treat the value 2 as a legacy case.
 clip_text_model_config = _tiny(
     "CLIPTextConfig",
     **_CLIP,
@@ -173,7 +175,7 @@ esm_config = _tiny(
 eurobert_config = _tiny("EuroBertConfig", **_DECODER, mask_token_id=3)
 fp8_encoder_config = _tiny("Fp8EncoderConfig", "hfseq_plugins.fp8_encoder.configuration", **TINY)
 gemma_config = _tiny("GemmaConfig", **_DECODER, head_dim=12)
-# Caps that are small enough to have an effect.
+# The caps of the logits are small enough to have an effect.
 gemma2_config = _tiny(
     "Gemma2Config",
     **_DECODER | _GEMMA_WINDOWS,
@@ -315,7 +317,8 @@ whisper_config = _tiny(
     classifier_proj_size=16,
     num_labels=3,
 )
-# Small values like those of the stock classes, so that rounding errors are as small.
+# The initial values are as small as those of the classes in Transformers. This also keeps rounding
+# errors small.
 wmt_transformer_config = _tiny(
     "WMTTransformerConfig",
     "hfseq_plugins.wmt_transformer.configuration",
@@ -336,7 +339,7 @@ xlm_roberta_config = _tiny("XLMRobertaConfig", **TINY)
 
 
 def clip_config(**changes: Any) -> Any:
-    """Returns a tiny CLIP. ``changes`` apply to both sides."""
+    """Returns the configuration of a tiny CLIP. ``changes`` apply to text and vision model."""
     from transformers import CLIPConfig
 
     text = clip_text_model_config(**changes)
@@ -345,11 +348,12 @@ def clip_config(**changes: Any) -> Any:
 
 
 def vision_text_dual_encoder_config(**changes: Any) -> Any:
-    """Returns BERT and ViT. ``changes`` apply to both sides."""
+    """Returns the configuration of BERT and ViT as a pair. ``changes`` apply to both models."""
     from transformers import VisionTextDualEncoderConfig
 
     text, vision = bert_config(**changes), vit_config(**changes)
-    # A small scale, because the sine of logits as large as CLIP's magnifies rounding errors.
+    # The logit scale is small. Tests compute the sine of the logits, and with CLIP's large scale,
+    # the sine would magnify rounding errors.
     return VisionTextDualEncoderConfig(
         text_config=text.to_dict(),
         vision_config=vision.to_dict(),
@@ -365,7 +369,10 @@ def spectrograms(rows: int = 2, frames: int = 20, seed: int = 0) -> np.ndarray:
 def _pair(
     class_name: str, encoder: Callable[..., Any], decoder: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns a function that creates a pair. Its keywords apply to both sides."""
+    """Returns a function that creates the configuration of an encoder-decoder pair.
+
+    The keywords of the function apply to the encoder and to the decoder.
+    """
 
     def make(**changes: Any) -> Any:
         config_class = getattr(importlib.import_module("transformers"), class_name)
@@ -394,7 +401,7 @@ def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
 
 
 def trees_equal(ours: Any, theirs: Any) -> bool:
-    """Returns whether structure, dtypes and bits are equal."""
+    """Returns whether two trees have the same paths, dtypes and values."""
     a, b = jax.tree.flatten_with_path(ours)[0], jax.tree.flatten_with_path(theirs)[0]
     return [path for path, _ in a] == [path for path, _ in b] and all(
         x.dtype == y.dtype and np.array_equal(np.asarray(x), np.asarray(y))
@@ -409,10 +416,13 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
 
 
 def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[int]) -> None:
-    """Writes a sharded checkpoint like Transformers 4: nested shards, names joined by slashes.
+    """Writes a sharded checkpoint in the format of Transformers 4.
 
-    ``indexed`` are the shards in the index. Version 4 can write an empty first shard that is not in
-    it.
+    Args:
+        folder: The folder to write to.
+        shards: The parameters of each shard, as nested dicts.
+        indexed: The indices of the shards that are listed in the index file. Transformers 4 can
+            write an empty first shard that is missing there.
     """
     from flax.serialization import msgpack_serialize
     from flax.traverse_util import flatten_dict
@@ -428,7 +438,14 @@ def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[i
 
 
 def rewrite_tensors(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
-    """Applies ``change`` to the dict of tensors in a safetensors file."""
+    """Rewrites a safetensors file.
+
+    Args:
+        path: The file.
+        change: Function that receives the dict of tensors. It changes the dict or returns a new
+            one.
+        metadata: The metadata of the new file.
+    """
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(path)

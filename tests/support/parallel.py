@@ -1,4 +1,7 @@
-"""Tiny configurations of every architecture with eight heads, on meshes of eight devices."""
+"""Runs a tiny model of every architecture with eight heads on meshes of eight devices.
+
+The loss and the gradients on a mesh can be compared with those on a single device.
+"""
 
 from __future__ import annotations
 
@@ -102,14 +105,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "resnet": {},
     "regnet": {},
 }
-#: Inputs whose second axis is not a sequence that is split over devices.
+#: Inputs whose second axis is not split over the `sequence` mesh axis.
 UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
 
 def main_head(name: str) -> str:
-    """The head to train: the first of these that the family has."""
+    """Returns the task of the head to train, the first in a fixed order that the family has."""
     heads = plugins.load().architectures.get(name).heads
     order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification")
     order = (*order, "ForSpeechSeq2Seq", "ForVision2Seq", "Model")
@@ -118,7 +121,7 @@ def main_head(name: str) -> str:
 
 def make_model(name: str, task: str, **options: Any) -> Any:
     """Creates a model without parameters."""
-    # A unique size, so that the vocabulary can be identified in shapes.
+    # No other dimension has the size of the vocabulary, so it can be identified in shapes.
     changes = {"vocab_size": VOCABULARY, **SIZES[name], **options.pop("config", {})}
     config = getattr(models, f"{name.replace('-', '_')}_config")(**changes)
     if task == "ForCausalLM" and hasattr(config, "is_decoder"):
@@ -129,7 +132,7 @@ def make_model(name: str, task: str, **options: Any) -> Any:
 
 @functools.cache
 def variables(name: str, task: str) -> tuple[Any, Any]:
-    """Perturbed parameters, and collections."""
+    """Returns randomly perturbed parameters, and the non-parameter collections of the model."""
     model, random = make_model(name, task), np.random.default_rng(0)
 
     def shake(leaf: jax.Array) -> np.ndarray:
@@ -143,7 +146,10 @@ def variables(name: str, task: str) -> tuple[Any, Any]:
 
 
 def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
-    """Eight rows, two of them padded. Targets of encoder-decoders are as long as sources."""
+    """Returns the inputs of a batch with eight rows, two of which are padded.
+
+    In encoder-decoder models, the targets have the same length as the sources.
+    """
     ids = models.ids(ROWS, LENGTH)
     mask = np.ones_like(ids)
     mask[1, 11:] = mask[5, 9:] = 0
@@ -167,7 +173,11 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
 
 @functools.cache
 def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
-    """The model, its layout, and the compiled ``(parameters, batch) -> (loss, gradients)``."""
+    """Returns the model, its layout, and a compiled function.
+
+    The function is ``(parameters, batch) -> (loss, gradients)``. Without a mesh, the layout is
+    `None`.
+    """
     model, layout = make_model(name, task), None
     options = {}
     params, extra = variables(name, task)
@@ -185,7 +195,7 @@ def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool
         options = {"in_shardings": (shardings, batch), "out_shardings": (everywhere, shardings)}
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        # Batch norms use the whole batch on any number of devices.
+        # Training mode, to check that batch normalization uses the batch of all devices.
         train = {"train": True} if "batch_stats" in extra else {}
         output, _ = model(**batch, params=params, extra=extra, **train)
         if task in LANGUAGE:
@@ -199,7 +209,7 @@ def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool
 
 
 def run(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
-    """Returns loss and gradients on the host."""
+    """Returns the loss and the gradients as arrays on the host."""
     model, _, step = compile_step(name, task, mesh, sequence_parallel)
     step_inputs = (variables(name, task)[0], inputs(model, task))
     if mesh is not None:

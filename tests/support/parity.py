@@ -1,4 +1,4 @@
-"""Comparison with PyTorch: outputs and gradients, hidden states, generated tokens, files."""
+"""Compares models of hfseq with PyTorch: outputs, gradients, hidden states, tokens and files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ def compare(
     output_mask: np.ndarray | float = 1.0,
     unused: int = 0,
 ) -> Any:
-    """Asserts that outputs and gradients equal PyTorch's, and returns hfseq's model.
+    """Asserts that the outputs and gradients are equal to those of the PyTorch model.
 
     Args:
-        cls: hfseq's model class.
-        folder: The checkpoint.
-        inputs: Inputs of the models.
-        ours: hfseq's model. The default is the one in ``folder``.
-        output_mask: 0 where outputs are not compared (padding).
-        unused: Number of parameters without a gradient.
+        cls: The model class of hfseq.
+        folder: The folder of the checkpoint.
+        inputs: The inputs of both models.
+        ours: The model of hfseq. By default, the checkpoint is loaded.
+        output_mask: A factor for the outputs. It is 0 at positions that are not compared, such as
+            padding, and 1 at all others.
+        unused: Number of parameters that do not have a gradient in PyTorch.
+
+    Returns:
+        The model of hfseq.
     """
     import jax
     import jax.numpy as jnp
@@ -53,7 +57,8 @@ def compare(
     (expected[name] * torch.from_numpy(weights)).sum().backward()
     gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
     graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}
-    # Sinusoidal tables are constants in hfseq. Transformers trains those of loaded models.
+    # Sinusoidal position embeddings are constants in hfseq. In Transformers, they have gradients if
+    # the model was loaded from a checkpoint.
     tables = (n for n, part in theirs.named_modules() if "Sinusoidal" in type(part).__name__)
     for name in tables:
         graded.pop(f"{name}.weight", None)
@@ -63,7 +68,7 @@ def compare(
 
 
 def compare_states(model: Any, folder: Path) -> None:
-    """Asserts that hidden states and attentions come in PyTorch's order."""
+    """Asserts that hidden states and attentions are the same as in PyTorch, in the same order."""
     theirs = torch_counterpart(model, folder)
     theirs.set_attn_implementation("eager")
     flags = {"output_hidden_states": True, "output_attentions": True}
@@ -81,11 +86,11 @@ def compare_tokens(
     """Asserts that both models generate the same tokens, and returns them.
 
     Args:
-        model: hfseq's model.
-        theirs: PyTorch's model.
+        model: The model of hfseq.
+        theirs: The PyTorch model.
         input_ids: Prompts, or the inputs of the encoder.
         mask: Attention mask.
-        **options: Options of ``generate``.
+        **options: Further arguments of ``generate``.
     """
     inputs = {"input_ids": input_ids} | ({} if mask is None else {"attention_mask": mask})
     sequences = np.asarray(model.generate(**inputs, **options).sequences)
@@ -95,10 +100,12 @@ def compare_tokens(
 
 
 def compare_files(cls: Any, config: Any, folder: Path) -> tuple[Any, Any]:
-    """Asserts that a file of a new PyTorch model loads and is saved as it was.
+    """Asserts that hfseq loads the file of a PyTorch model and saves the same tensors.
+
+    The PyTorch model is created from ``config`` with random weights.
 
     Returns:
-        hfseq's model and PyTorch's.
+        The model of hfseq and the PyTorch model.
     """
     import transformers
     from safetensors.numpy import load_file

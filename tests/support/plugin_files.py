@@ -1,4 +1,4 @@
-"""Plugins that tests write to files, and fixtures for them.
+"""Functions that write plugins to files, and fixtures for tests of plugins.
 
 A test module enables the autouse fixture with ``project = plugin_files.project``.
 """
@@ -20,7 +20,11 @@ GUIDE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
-    """An empty working directory without plugin variables, with plugins discovered again."""
+    """An empty working directory, in which hfseq discovers its plugins again.
+
+    The environment variables for plugins are empty, and modules from the directory are unloaded at
+    the end of the test.
+    """
     for variable in ("PLUGINS", "PLUGIN_FILES", "DISABLE_PLUGINS", "TRACE_PLUGINS"):
         monkeypatch.setenv(f"HFSEQ_{variable}", "")
     monkeypatch.chdir(tmp_path)
@@ -40,7 +44,7 @@ def write(path: Path, body: str) -> Path:
 
 
 def write_project_file(project: Path, text: str) -> None:
-    """Writes ``hfseqfile.py``, which hfseq loads until the end of the test."""
+    """Writes ``hfseqfile.py``, and makes hfseq load it as a plugin file during the test."""
     (project / "hfseqfile.py").write_text(text, encoding="utf-8")
     os.environ["HFSEQ_PLUGIN_FILES"] = "hfseqfile.py"
 
@@ -69,7 +73,7 @@ def distribute(tmp_path, monkeypatch):
 
 
 def write_documented_plugin(hook: str) -> Path:
-    """Writes the example of ``hook`` from docs/plugins.md to a file."""
+    """Writes the example of ``hook`` in docs/plugins.md to a file, and returns its path."""
     section = re.search(rf"^### {hook}$(.*?)(?=^##)", GUIDE, re.M | re.S)
     assert section, f"docs/plugins.md has no section '### {hook}'"
     example = re.search(r"```python\n(.*?)```", section[1], re.S)

@@ -1,4 +1,4 @@
-"""A model folder of a training run, and the files of it that belong on the Hub."""
+"""The output directory of a training run, and the files in it that belong on the Hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ README = "---\nlicense: apache-2.0\n---\n# a model\n"
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A complete model folder that also contains files that must not be pushed."""
+    """An output directory that also contains files that must not be pushed to the Hub."""
     root = tmp_path / "model"
     files = {
         "config.json": b'{"model_type": "bert"}',
@@ -49,9 +49,15 @@ def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
 
 
 def push_in_subprocess(folder: Path, timeout: float, setup: str = "") -> str:
-    """Pushes in a separate process, which must end; returns the result of ``finish``.
+    """Pushes a folder in a separate process, and asserts that the process exits normally.
 
-    ``setup`` is code that runs before the push and can use the module ``hub``.
+    Args:
+        folder: The folder to push.
+        timeout: The timeout of ``BackgroundPusher.finish`` in seconds.
+        setup: Code that runs before the push. It can use the module ``hub``.
+
+    Returns:
+        The output of the process, which is the result of ``finish``.
     """
     code = (
         f"import sys, time; from hfseq.checkpoints import hub; {setup}\n"

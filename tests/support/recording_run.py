@@ -2,8 +2,8 @@
 
     python recording_run.py NOTES OBJECTIVE FLAGS…
 
-A line of NOTES is the number of a step, the process, and a digest of the rows of the corpus that
-the step consumed, in their order; it is written when the step takes them.
+Each process appends a line to the file NOTES when it starts a step. The line contains the number of
+the step, the number of the process, and a digest of each row that the step uses, in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def record(notes: Path) -> None:
     digests: dict[int, list[str]] = {}
 
     class Noting:
-        """Rows by step, which records each access."""
+        """Wraps the batches of a loader, and computes the digests of the rows that are read."""
 
         def __init__(self, source: Any):
             self.source = source
@@ -52,7 +52,7 @@ def record(notes: Path) -> None:
 
 
 def main(notes: str, objective: str, *flags: str) -> None:
-    """Trains, and records the rows."""
+    """Trains with these flags, and records the rows of each step in the file `notes`."""
     from hfseq.training.arguments import parse
     from hfseq.training.run import main as train
 

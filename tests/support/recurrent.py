@@ -1,4 +1,4 @@
-"""A toy decoder with a fixed-size memory and a collection."""
+"""A toy decoder with a memory of fixed size and a non-parameter collection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMPTY = 0.5  # the value of an empty memory
 
 
 class Tally(nnx.Variable):
-    """Statistics that are collected in training."""
+    """A collection of statistics that are updated during training."""
 
 
 nnx.register_variable_name("tally", Tally)
@@ -34,7 +34,11 @@ class RecurrentConfig(PretrainedConfig):
 
 
 class Memory(nn.StateAttention):
-    """Keeps a decaying sum of its inputs. The statistics shift the added values."""
+    """A layer whose memory is a decaying sum of its inputs.
+
+    The statistics in `sums` shift the values that are added to the memory. In training, these
+    values are also added to `new_sums`.
+    """
 
     entries = ("total", "position")
 
@@ -114,7 +118,7 @@ class FlaxRecurrentForCausalLM(FixedStateGeneration, FlaxPreTrainedModel):
         )
 
     def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Adds the new sums to the statistics."""
+        """Adds `new_sums` to `sums`, and resets `new_sums` to zero."""
 
         def settle(tree: dict[str, Any]) -> dict[str, Any]:
             if "new_sums" in tree:

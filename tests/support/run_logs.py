@@ -1,4 +1,4 @@
-"""Synthetic logs of runs."""
+"""Synthetic logs of training runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ START = 1_000_000.0
 
 
 def records(steps: int = 100, every: int = 5, **changes: Any) -> list[dict[str, Any]]:
-    """The log of a run with two seconds per step and an evaluation every 20 steps."""
+    """Returns the log of a run with two seconds per step and an evaluation every 20 steps.
+
+    Args:
+        steps: The last step in the log.
+        every: Number of steps between two entries.
+        **changes: Changes to the settings of the run in the first entry.
+    """
     log: list[dict[str, Any]] = [
         {"step": 0, "time": START, "run": {"total_steps": 100, "learning_rate": 1e-3, **changes}}
     ]
@@ -28,6 +34,7 @@ def records(steps: int = 100, every: int = 5, **changes: Any) -> list[dict[str, 
 
 
 def write_log(folder: Path, log: list[dict[str, Any]], tail: str = "") -> Path:
+    """Writes a log to `folder`, with the text `tail` at its end, and returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record) + "\n" for record in log)
     (folder / "metrics.jsonl").write_text(text + tail)

@@ -13,13 +13,18 @@ from hfseq.training.run import Result, main
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Result):
-    """The result of a run, and the step that it started from (`None` if it did not train)."""
+    """The result of a run, and the step at which it started.
+
+    Attributes:
+        start_step: The number of completed steps when training started. It is above 0 if the run
+            resumed from a checkpoint, and `None` if the run did not train.
+    """
 
     start_step: int | None
 
 
 class RecordStartStep(Callback):
-    """Records the step that a run starts from."""
+    """Records the number of completed steps when training starts."""
 
     step: int | None = None
 
@@ -33,7 +38,10 @@ def train(
     devices: int | None = 8,
     callbacks: Sequence[Any] = (),
 ) -> Trained:
-    """Trains with these flags on the first `devices` devices (`None`: the default devices)."""
+    """Trains with these flags in this process, and returns the result.
+
+    The run uses the first `devices` devices, or the default devices if `devices` is `None`.
+    """
     import jax
 
     began = RecordStartStep()

@@ -1,4 +1,4 @@
-"""A tiny BERT and its saved directory, as fixtures.
+"""Fixtures of a tiny BERT model and of a directory that contains it.
 
 Test modules import them with ``model, saved = saved_bert.model, saved_bert.saved``.
 """

@@ -1,17 +1,21 @@
 """Stored training checkpoints: how they were written, and how they are restored and resumed.
 
-The files in `tests/training/stored` were written by the code of commit 04f3c5a, each by an
-uninterrupted run of a few steps on one device. They contain the checkpoint of step 3, the same
-state as plain arrays, and the losses of the following steps. They represent existing checkpoints of
-users, so they are not regenerated when the code changes. New entries of RUNS are written by
+The files in `tests/training/stored` represent existing checkpoints of users, so they are not
+regenerated when the code changes. They were written by the code of commit 04f3c5a, each by an
+uninterrupted run of a few steps on one device. The folder of a run contains:
+
+- `checkpoints/3`: The checkpoint of step 3, as the run has written it.
+- `state.npz`: The same state as arrays by path. Arrays whose dtype NumPy does not support are
+  stored as unsigned integers with the same bits.
+- `run.json`: The objective, the flags, the dtypes of the arrays that are stored as integers, the
+  progress, and the losses of the logged steps after step 3.
+
+This command writes the runs that were added to RUNS, and keeps existing files:
 
     python -m tests.support.stored_runs --write tests/training/stored
 
-which keeps existing files. The folder of a run contains `checkpoints/3` as written by the run,
-`state.npz` (path -> array; dtypes that NumPy does not support as their bits) and `run.json`: the
-objective, the flags, the dtypes that are stored as bits, the progress, and the next three losses.
-
-Only this module of these tests knows how runs are started and restored.
+The functions that depend on the interface of hfseq are all in this module. The tests of the stored
+checkpoints only use these functions.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from tests.support.audio import write_words
 
 STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
 STEP = 3
-DATA = "{data}"  # in a flag: the folder of the stored data
+DATA = "{data}"  # placeholder in flags for the folder of the stored data
 
 _BERT = "hidden_size=8,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
 _SIDES = (
@@ -82,7 +86,8 @@ _CLM = {
     "config_overrides": _GPT2,
 }
 
-#: Name -> objective and flags. The optimizers differ, because their states have different names.
+#: The objective and the flags of each run by name. The runs use different optimizers, because the
+#: states of optimizers have different names in checkpoints.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlm": ("mlm", _MLM | {"weight_decay": 0.1, "max_grad_norm": 1.0, "eval_steps": STEP}),
     "clm": ("clm", _CLM | {"optim": "muon", "weight_decay": 0.01}),
@@ -91,7 +96,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "config_overrides": "d_model=8,d_kv=4,d_ff=16,num_layers=1,num_heads=2",
         "optim": "adafactor",
     }),
-    # Logged every second step: the checkpoint contains the log window of step 3.
+    # This run logs every second step. Its checkpoint therefore contains the sums of step 3, which
+    # are not logged yet.
     "denoising": ("denoising", {
         "model_type": "bart", "tokenizer_name": f"{DATA}/roberta", "max_seq_length": 16,
         "config_overrides": _SIDES, "optim": "lion", "logging_steps": 2, "max_steps": 8,
@@ -168,7 +174,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "precision": "fp8_delayed", "fp8_amax_history_length": 4,
         "gradient_accumulation_steps": 2,
     }),
-    # Step 3 is the third of the four windows of a row.
+    # Each row has four windows, and step 3 trains the third of them.
     "windows": ("clm", {
         "model_type": "vq_transformer", "tokenizer_name": f"{DATA}/bytes",
         "config_overrides": _VQ, "block_size": 32, "update_length": 8, "sample_by": "raw",
@@ -181,18 +187,18 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def names() -> list[str]:
-    """The names of the stored runs."""
+    """Returns the names of the stored runs."""
     return sorted(path.parent.name for path in STORED.glob("*/run.json"))
 
 
 def record(name: str) -> dict[str, Any]:
-    """The record of a stored run, next to its state."""
+    """Returns the contents of the `run.json` of a stored run."""
     return json.loads((STORED / name / "run.json").read_text())
 
 
 def stored_state(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a stored state by path, in their original dtypes."""
-    import ml_dtypes  # the types by name, which jax brings along
+    """Returns the arrays of a stored state by path, in their original dtypes."""
+    import ml_dtypes  # a dependency of jax that defines dtypes such as bfloat16
 
     types = {
         path: getattr(ml_dtypes, dtype_name) for path, dtype_name in record(name)["bits_of"].items()
@@ -206,13 +212,13 @@ class ContinuedRun:
     """A run that was resumed from a stored checkpoint."""
 
     folder: Path
-    progress: dict[str, Any]  # as it was read
-    state: dict[str, np.ndarray]  # as it was restored
-    losses: dict[int, float]  # of the steps after it
+    progress: dict[str, Any]  # read from the checkpoint
+    state: dict[str, np.ndarray]  # restored from the checkpoint
+    losses: dict[int, float]  # of the steps after the checkpoint
 
 
 def continue_run(name: str, folder: Path) -> ContinuedRun:
-    """Resumes a copy of a stored run in `folder`."""
+    """Copies the checkpoint of a stored run to `folder`, and resumes the run there."""
     run_record = record(name)
     shutil.copytree(STORED / name / "checkpoints", folder / "checkpoints")
     progress = read_progress(folder)
@@ -222,13 +228,13 @@ def continue_run(name: str, folder: Path) -> ContinuedRun:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The training losses after the stored step."""
+    """Returns the training losses of the logged steps after STEP."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r and r["step"] > STEP}
 
 
 def names_on_disk(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the arrays and of the record entries in the checkpoint in `folder`."""
+    """Returns the names of the arrays and of the record entries in the checkpoint `folder`."""
     arrays = json.loads((folder / "state" / "_METADATA").read_text())["tree_metadata"]
     record_entries = json.loads((folder / "record" / "metadata").read_text())
     return sorted(arrays), sorted(record_entries)
@@ -238,7 +244,7 @@ def names_on_disk(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def run(objective: str, flags: dict[str, Any], data: Path, folder: Path) -> None:
-    """Trains on one device, with the flags of the script for `objective`."""
+    """Trains on one device with these flags. `data` replaces the placeholder DATA in flags."""
     import jax
 
     from hfseq.training.arguments import parse
@@ -250,14 +256,14 @@ def run(objective: str, flags: dict[str, Any], data: Path, folder: Path) -> None
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The progress in the checkpoint of the stored step."""
+    """Returns the progress in the checkpoint of STEP."""
     from hfseq.training.checkpointer import Checkpointer
 
     return dataclasses.asdict(Checkpointer(folder).read_progress(STEP))
 
 
 def remove_absolute_path(checkpoint: Path) -> None:
-    """Removes the absolute path that orbax records in a checkpoint."""
+    """Removes the absolute path that orbax writes to a file in a checkpoint."""
     from hfseq.training import checkpointer
 
     for path in checkpoint.rglob("commit_success.txt"):
@@ -268,7 +274,7 @@ def remove_absolute_path(checkpoint: Path) -> None:
 
 @contextmanager
 def restored_states() -> Iterator[list[dict[str, np.ndarray]]]:
-    """Collects the states that runs restore in the body, before their first step."""
+    """Yields a list, to which each run in the context adds the state that it restores."""
     from hfseq.training.checkpointer import Checkpointer
 
     states: list[dict[str, np.ndarray]] = []
@@ -284,7 +290,7 @@ def restored_states() -> Iterator[list[dict[str, np.ndarray]]]:
 
 
 def arrays_of(state: Any) -> dict[str, np.ndarray]:
-    """The leaves of a state by path, on the host."""
+    """Returns the leaves of a state by path, as arrays on the host."""
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
@@ -294,11 +300,11 @@ def arrays_of(state: Any) -> dict[str, np.ndarray]:
     }
 
 
-# -- writing
+# -- functions that write the stored files
 
 
 def write(target: Path) -> None:
-    """Writes data, tokenizers and all runs of RUNS that do not exist yet."""
+    """Writes the data, the tokenizers and the runs of RUNS that do not exist yet."""
     if not (target / "data").exists():
         write_data(target / "data")
     if not (target / "data" / "pictures").exists():
@@ -328,7 +334,11 @@ def write(target: Path) -> None:
 def write_run(
     target: Path, objective: str, flags: dict[str, Any], data: Path, temporary: Path
 ) -> None:
-    """Trains an uninterrupted run, and stores its checkpoint of STEP, the state, and the losses."""
+    """Trains a run, and stores its checkpoint of STEP, the state, and the losses after STEP.
+
+    The function also resumes the run from this checkpoint, to read the restored state and to check
+    that the losses are the same.
+    """
     uninterrupted, again = temporary / "whole" / "run", temporary / "again" / "run"
     run(objective, flags, data, uninterrupted)
     expected = losses(uninterrupted)
@@ -350,7 +360,7 @@ def write_run(
 
 
 def write_data(folder: Path) -> None:
-    """Writes texts, pairs and labeled sentences, and a tokenizer per family."""
+    """Writes texts, pairs of texts and labeled sentences, and a tokenizer for each family."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder.mkdir(parents=True)
@@ -384,7 +394,7 @@ def write_data(folder: Path) -> None:
 
 
 def write_tasks(folder: Path) -> None:
-    """Writes words with tags, questions with contexts, texts with summaries, and pairs of texts."""
+    """Writes data for token classification, question answering, summarization and embeddings."""
     draw = random.Random(1)
     words = "the law of every land is read by all who live there".split()
     tables: dict[str, list[dict[str, Any]]] = {
@@ -407,7 +417,7 @@ def write_tasks(folder: Path) -> None:
 
 
 def write_images(folder: Path) -> None:
-    """Writes images in two classes, captions, and a dual encoder."""
+    """Writes images in two classes, their captions, and a model that encodes images and texts."""
     from PIL import Image
     from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
 
@@ -440,7 +450,7 @@ def write_images(folder: Path) -> None:
 
 
 def write_whisper(folder: Path) -> None:
-    """Writes a Whisper model for one second of audio."""
+    """Writes a tiny Whisper model whose inputs have a length of one second."""
     from transformers import AutoTokenizer, WhisperConfig, WhisperFeatureExtractor
 
     from hfseq import FlaxWhisperForConditionalGeneration
@@ -475,7 +485,7 @@ def write_whisper(folder: Path) -> None:
 
 
 def write_captioner(folder: Path) -> None:
-    """Writes an image encoder and a text decoder as one model."""
+    """Writes a tiny image captioning model: an image encoder with a text decoder."""
     from transformers import AutoTokenizer, GPT2Config, ViTConfig, ViTImageProcessorPil
 
     from hfseq import FlaxGPT2LMHeadModel, FlaxVisionEncoderDecoderModel, FlaxViTModel

@@ -9,12 +9,12 @@ import pytest
 
 from hfseq import plugins
 
-#: Checks that run without ``-m slow`` for a family if all checks run for a similar family.
+#: Checks that run without ``-m slow`` for a family, if all checks already run for a similar family.
 CHECKS = ["save_and_load", "torch_loads_it", "torch_tree", "torch_parity"]
 
 
 def first(values: Iterable[Any], *default: Any) -> list[Any]:
-    """Returns ``values`` as test parameters; all but ``default`` are slow."""
+    """Returns ``values`` as test parameters. Values that are not in ``default`` are slow."""
     return [
         value if value in default else pytest.param(*_row(value), marks=pytest.mark.slow)
         for value in values
@@ -22,13 +22,17 @@ def first(values: Iterable[Any], *default: Any) -> list[Any]:
 
 
 def heads(name: str) -> list[str]:
-    """Returns the tasks of an architecture, one for each class."""
+    """Returns the tasks of an architecture. If tasks share a class, only the last one counts."""
     registered = plugins.load().architectures.get(name).heads
     return list({target: task for task, target in registered.items()}.values())
 
 
 def battery(name: str, quick: str) -> list[Any]:
-    """Returns heads with checks: `CHECKS` for ``quick``, and all checks of all heads as slow."""
+    """Returns test parameters, which are tuples of a head and its checks.
+
+    The head ``quick`` with the checks in `CHECKS` is the only parameter that is not slow. All other
+    parameters combine a head with `None`, which stands for all checks.
+    """
     return first([(quick, CHECKS), *((head, None) for head in heads(name))], (quick, CHECKS))
 
 

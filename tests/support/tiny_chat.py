@@ -1,4 +1,4 @@
-"""A tiny language model for conversations, with tokenizer and chat template."""
+"""A tiny language model for conversations, with a tokenizer and a chat template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support import models
 
-#: A turn consists of the role, the content and the end token.
+#: A turn consists of the role, the content and EOS. The content "refuse" raises an error.
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('not that') }}"
     "{% endif %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -16,7 +16,7 @@ TEXT = "the law of every land is read by all who live there, blåbær user: syst
 
 
 def save_tiny_chat(folder: Path, positions: int = 128) -> None:
-    """Saves a random GPT-2 with `positions` positions."""
+    """Saves a GPT-2 model with random weights and a context of `positions` tokens."""
     import hfseq
     from hfseq.data.tokenizers import train_tokenizer
 

@@ -1,4 +1,4 @@
-"""The PyTorch model with the same weights, and PyTorch tensors."""
+"""Conversion of models and arrays to PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin and checkpoints without jax, for the tests of the Auto classes."""
+"""A plugin and checkpoints that do not use jax, for tests of the Auto classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfseq import plugins
 from tests.support import plugin_files
 from tests.support.plugin_files import ROOT
 
-# A plugin without jax. Its model records its arguments.
+# A plugin that does not use jax. Its model stores the arguments with which it was created.
 TOY = """
 from transformers import PreTrainedConfig
 
@@ -72,7 +72,7 @@ class FlaxRemote:
 
 @pytest.fixture
 def toy(project):
-    """The toy plugin as ``hfseqfile.py``. Returns its module."""
+    """The module of the toy plugin, which is loaded from ``hfseqfile.py``."""
     plugin_files.write_project_file(project, TOY)
     plugins.load()
     return sys.modules["hfseqfile"]

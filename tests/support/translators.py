@@ -18,7 +18,7 @@ WORDS = (
 
 
 class CharacterTokenizer:
-    """A character tokenizer with EOS. It drops ``\\u200b`` as real tokenizers do."""
+    """A character tokenizer that appends EOS. Like real tokenizers, it drops ``\\u200b``."""
 
     name_or_path = "characters"
     model_max_length = int(1e30)
@@ -35,7 +35,7 @@ class CharacterTokenizer:
 
 
 class EchoModel:
-    """Generates its input in upper case, and raises for texts with a ``$``."""
+    """A model that generates its input in upper case. It raises an error for texts with ``$``."""
 
     def __init__(self, positions: int | None = None):
         self.positions = positions
@@ -80,7 +80,7 @@ class EchoModel:
 
 
 def echo(positions: int | None = None, **options: Any) -> Any:
-    """Returns a translation pipeline that converts to upper case and truncates long texts."""
+    """Returns a translation pipeline with `EchoModel`, which truncates long texts."""
     from hfseq.pipelines.generation import Translation
 
     options = {"truncation": True, "return_details": True, **options}
@@ -88,20 +88,20 @@ def echo(positions: int | None = None, **options: Any) -> Any:
 
 
 def texts_of(answers: Any) -> list[str]:
-    """Returns the best translation of each answer of a call or of a stream."""
+    """Returns the best translation of each text from the result of a call or a stream."""
     outputs = [getattr(answer, "output", answer) for answer in answers]
     best = [output[0] if isinstance(output, list) else output for output in outputs]
     return [item["translation_text"] for item in best]
 
 
 def sentences(count: int, longest: int = 18, seed: int = 0) -> list[str]:
-    """Return random sentences of very different lengths."""
+    """Returns random sentences of very different lengths."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
 
 
 def save_tiny_t5(folder: Path) -> None:
-    """Save a random T5 that ends many of its sentences, with its tokenizer."""
+    """Saves a random T5 model with its tokenizer. The model often generates EOS."""
     import jax
 
     from hfseq import FlaxAutoModelForSeq2SeqLM

@@ -1,4 +1,7 @@
-"""Parameter trees of the Flax classes of Transformers 4, written by hand, and their files."""
+"""Parameters and checkpoints of Flax classes of Transformers 4.
+
+The classes themselves are not installed, so the structure of their parameters is written here.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,14 @@ import numpy as np
 
 
 def bart_tree(config: Any, tied: bool = True) -> dict[str, Any]:
-    """Returns the tree of ``FlaxBartForConditionalGeneration``, or of Pegasus by the model type.
+    """Returns random parameters as a tree of ``FlaxBartForConditionalGeneration``.
 
-    Pegasus computes its positions, and its norm comes last.
+    If the model type of ``config`` is "pegasus", the tree is that of the Pegasus class. Pegasus has
+    no learned position embeddings, and has a layer norm after the layers instead of before them.
+
+    Args:
+        config: The configuration.
+        tied: Whether the output projection is tied to the embeddings.
     """
     random, width = np.random.default_rng(7), config.d_model
     pegasus = config.model_type == "pegasus"

@@ -1,4 +1,7 @@
-"""A toy decoder with different layers: the first has no norm, and most have a window."""
+"""A toy decoder whose layers differ.
+
+The first layer has no layer norm, and some layers have a small attention window.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny corpus, a tokenizer trained on it, and short training runs."""
+"""A tiny corpus, tokenizers that are trained on it, and functions for short training runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SIDES = (
     "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4,"
     "encoder_ffn_dim=64,decoder_ffn_dim=64"
 )
-# The model and tokenizer of each objective in the tests: tiny models of each family.
+# The flags of each objective that differ from masked LM, such as those of a tiny model and its
+# tokenizer.
 OBJECTIVES = {
     "mlm": {},
     "clm": {
@@ -70,7 +71,7 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.jsonl, valid.jsonl and trained tokenizers."""
+    """A folder with texts (train.jsonl, valid.jsonl), pairs of texts, and trained tokenizers."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("corpus")
@@ -96,7 +97,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Flags of a tiny run (masked LM by default). Keywords add or replace flags."""
+    """Returns a function that makes the flags of a tiny run, by default with masked LM.
+
+    Keywords of the function add or replace flags, and the value `None` removes a flag.
+    """
 
     def make(output: str = "run", objective: str = "mlm", **changes: Any) -> list[str]:
         objective_flags: dict[str, Any] = dict(OBJECTIVES[objective])
@@ -129,7 +133,10 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
-    """Trains in this process on the first `devices` devices, and returns the result."""
+    """Returns a function that trains in this process on the first `devices` devices.
+
+    Keywords of the function add or replace flags, as in `flags`.
+    """
 
     def run(
         output: str = "run",
@@ -154,7 +161,7 @@ def losses(folder: Path) -> dict[int, float]:
 def make_runner(objective: str, output_dir: Path, **defaults: Any) -> Callable[..., Any]:
     """Returns a function that trains in this process with these flags.
 
-    Its keywords add or replace flags, and `None` removes one.
+    Keywords of the function add or replace flags, and the value `None` removes a flag.
     """
     shared = {"logging_steps": 1, "report_to": "jsonl", "compilation_cache_dir": "none"}
 
@@ -171,7 +178,7 @@ def make_runner(objective: str, output_dir: Path, **defaults: Any) -> Callable[.
 
 
 def stop_at(step: int) -> Callable[[Any], None]:
-    """Returns a callback that sends SIGTERM after `step`."""
+    """Returns a callback that sends SIGTERM to this process after the step `step`."""
 
     def stop(info: Any) -> None:
         if info.progress.step == step:
@@ -188,7 +195,12 @@ def assert_same(first: dict[int, float], other: dict[int, float], relative: floa
 
 
 def check_resume(run: Callable[..., Any], step: int = 3, **options: Any) -> tuple[Any, Any]:
-    """Asserts that a run that stops after `step` and resumes equals an uninterrupted one.
+    """Asserts that a run that is stopped and resumed has the results of an uninterrupted run.
+
+    Args:
+        run: A function such as the result of `make_runner`.
+        step: The step after which the run is stopped.
+        **options: Flags of both runs.
 
     Returns:
         The uninterrupted run and the resumed one.
@@ -204,7 +216,11 @@ def check_resume(run: Callable[..., Any], step: int = 3, **options: Any) -> tupl
 
 
 def check_two_devices(run: Callable[..., Any], **options: Any) -> tuple[Any, Any]:
-    """Asserts that two devices have the losses of one, and returns both runs."""
+    """Asserts that a run on two devices has the same losses as a run on one device.
+
+    Returns:
+        The run on one device and the run on two devices.
+    """
     single, two = (run(f"on-{n}", devices=n, mesh=f"data={n}", **options) for n in (1, 2))
     assert_same(losses(two.folder), losses(single.folder))
     return single, two

@@ -115,7 +115,7 @@ def test_a_model_in_memory_is_the_start(values, data, corpus, tmp_path):
         ({"objective": "mlmm"}, UsageError, "unknown objective 'mlmm'.*did you mean 'mlm'"),
         ({"learning_rat": 1.0}, UsageError, "'learning_rat'.*did you mean 'learning_rate'"),
         ({"train_dataset": []}, UsageError, "empty"),
-        ({"train_dataset": [1, 2]}, UsageError, "dicts or texts"),
+        ({"train_dataset": [1, 2]}, UsageError, "dicts or strings"),
         ({"train_dataset": "corpus.txt"}, UsageError, "type str"),
         ({"train_file": "x.jsonl"}, UsageError, "train_file.*in memory"),
         ({"token": "hf_x"}, UsageError, "token"),

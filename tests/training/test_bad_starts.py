@@ -220,7 +220,7 @@ def test_a_volume_that_one_machine_has_read_only_ends_all(flags, read_only):
 @pytest.mark.slow
 def test_a_mesh_larger_than_all_processes_have(flags):
     for text in Processes([*flags(mesh="data=2,fsdp=4"), "--heartbeat_timeout=600"], 2).ends(2):
-        assert "--mesh data=2,fsdp=4 describes 8 devices, there are 2" in text
+        assert "--mesh data=2,fsdp=4 describes 8 devices, but there are 2" in text
 
 
 # -- another program at the address of the coordinator --------------------------------------------

@@ -250,4 +250,4 @@ def test_a_sidecar_of_another_model_is_refused(saved, tmp_path, change, message)
     save_file(*change(tensors, metadata)[:1], path, metadata=change(tensors, metadata)[1])
     with pytest.raises(WeightsError, match=message) as raised:
         load(tmp_path)
-    assert "delete it" in str(raised.value)
+    assert "delete the file" in str(raised.value)

@@ -35,7 +35,7 @@ def test_one_axis_may_be_inferred():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data=3", "describes 3 devices, there are 8"),
+        ("data=3", "describes 3 devices, but there are 8"),
         ("date=8", "did you mean 'data'"),
         ("data=2,data=4", "given twice"),
         ("data=0", "positive number or -1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
     )
     log_text = caplog.text
     assert "2 of 66 train examples" in log_text
-    assert "ner-train.jsonl, line 65: 1 words and 0 tags" in log_text
+    assert re.search("ner-train.jsonl, line 65: .*1 words and 0 tags", log_text)
     assert "line 66: the list of words is empty" in log_text
     assert "line 13: unknown tag 'B-NEW'" in log_text
     assert loop.metrics["eval_f1"] > 0.9 and loop.metrics["eval_LOC_number"] > 0
@@ -114,7 +115,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
     lines = (tmp_path / "ner" / "predictions.txt").read_text().splitlines()
     first = json.loads((tables / "ner-valid.jsonl").read_text().splitlines()[0])
     assert len(lines) == 13 and len(lines[0].split()) == len(first["tokens"])
-    with pytest.raises(DataError, match="line 65: 1 words and 0 tags; .*--bad_examples"):
+    with pytest.raises(DataError, match="line 65: .*1 words and 0 tags.*--bad_examples"):
         task("strict", "token_classification", bad_examples="error")
 
 

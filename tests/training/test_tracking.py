@@ -63,6 +63,18 @@ def test_missing_package_names_the_pip_command(
     assert "wandb" not in names and {"tensorboard", "jsonl"} <= set(names)
 
 
+def test_package_that_fails_to_import_is_reported_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "wandb.py").write_text("import no_such_dependency")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="wandb, whose import fails .*'no_such_dependency'"):
+        make_trackers(["wandb"], tmp_path, None, {})
+    assert make_trackers("all", tmp_path, None, {})
+    assert "omits wandb" in caplog.text and "no_such_dependency" in caplog.text
+
+
 def test_tracker_of_a_plugin_gets_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ SPEC = AttentionSpec("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9,
     [
         ({"platform": "tpu"}, "NVIDIA"),
         ({"dropout": 0.1}, "not a function of seed, step and row"),
-        ({"dtype": "float32"}, "half types"),
+        ({"dtype": "float32"}, "bfloat16"),
         ({"head_dim": 65}, "multiple of 8"),
         ({"head_dim": 264}, "up to 256"),
         ({"head_dim": 192, "capability": (8, 0)}, "up to 128|9.0"),

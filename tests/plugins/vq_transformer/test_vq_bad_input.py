@@ -177,7 +177,7 @@ def model_and_params():
 
 
 REFUSED = {
-    "past_key_values .*3 rows.* 2": lambda m: {"past_key_values": m.init_cache(3)},
+    "past_key_values .* 3, .* 2": lambda m: {"past_key_values": m.init_cache(3)},
     "window|num_codes": lambda _: {
         "past_key_values": model("mqa", window_size=9, num_codes=6).init_cache(2)
     },
@@ -247,7 +247,7 @@ def test_states_of_layers_stacked_otherwise_are_refused(scan):
         for scan_layers in (scan, not scan)
     )
     model_layout, its = ("with", "without") if scan else ("without", "with")
-    pattern = f"created {its} scan_layers, but the model is {model_layout}"
+    pattern = f"created {its} scan_layers, but the model was created {model_layout} scan_layers"
     with pytest.raises(UsageError, match=pattern):
         call_with(first, other.init_cache(2))
 
