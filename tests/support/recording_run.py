@@ -3,7 +3,8 @@
     python recording_run.py NOTES OBJECTIVE FLAGS…
 
 Each process appends a line to the file NOTES when it starts a step. The line contains the number of
-the step, the number of the process, and a digest of each row that the step uses, in order.
+the step, the number of the process, the positions in the batch of the rows that this process reads,
+and a digest of each of these rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def record(notes: Path) -> None:
 
     make, batches = loader.Loader.make_batch, loader.Loader.batches
     digests: dict[int, list[str]] = {}
+    positions: dict[int, list[int]] = {}
 
     class Noting:
         """Wraps the batches of a loader, and computes the digests of the rows that are read."""
@@ -29,8 +31,9 @@ def record(notes: Path) -> None:
         def __init__(self, source: Any):
             self.source = source
 
-        def __getitem__(self, step: int) -> Any:
-            rows = self.source[step]
+        def fetch(self, step: int, part: Any) -> Any:
+            rows = self.source.fetch(step, part)
+            positions[step] = part.tolist()
             digests[step] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
             return rows
 
@@ -43,7 +46,8 @@ def record(notes: Path) -> None:
 
     def giving(self: Any, *span: int) -> Generator[Any, None, None]:
         for item in batches(self, *span):
-            line = {"step": item[0], "process": processes.process_index(), "rows": digests[item[0]]}
+            line = {"step": item.step, "process": processes.process_index()}
+            line |= {"positions": positions[item.step], "rows": digests[item.step]}
             with notes.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             yield item

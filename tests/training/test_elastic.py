@@ -34,7 +34,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A function that returns the notes under a name. Runs in this process use "here"."""
     from hfseq.training import loader
 
-    for name in ("make", "batches"):  # put back at the end
+    for name in ("make_batch", "batches"):  # put back at the end
         monkeypatch.setattr(loader.Loader, name, getattr(loader.Loader, name))
     recording_run.record(tmp_path / "here.notes")
     yield lambda name: [
@@ -64,6 +64,11 @@ def processes(flags, tmp_path) -> Callable[..., list]:
         ]
 
     return start
+
+
+def of_line(line: dict, rows: list[str]) -> list[str]:
+    """The rows of a whole batch that the process of a line reads."""
+    return [rows[position] for position in line["positions"]]
 
 
 def assert_same_losses(reference_folder: Path, other: Path) -> None:
@@ -112,10 +117,13 @@ def test_killed_worker_ends_the_run_which_resumes_elsewhere(train, notes, proces
     # The checkpoint contains the steps below `last`. The resumed run starts with that one.
     assert [line["step"] for line in notes_after] == list(range(last, steps))
     for line in notes_before + notes_after:
-        assert line["rows"] == uninterrupted[line["step"]] if line["step"] < steps else True
-    for process in (0, 1):  # both processes made the whole batch, of each step once
-        observed_rows = [line["step"] for line in notes_before if line["process"] == process]
-        assert observed_rows == list(range(len(observed_rows))) and len(observed_rows) >= last
+        if line["step"] < steps:
+            assert line["rows"] == of_line(line, uninterrupted[line["step"]])
+    for process in (0, 1):  # each process reads its half of each batch once
+        lines = [line for line in notes_before if line["process"] == process]
+        assert [line["step"] for line in lines] == list(range(len(lines))) and len(lines) >= last
+        half = list(range(8 * process, 8 * process + 8))
+        assert all(line["positions"] == half for line in lines)
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -135,7 +143,11 @@ def test_run_resumes_between_devices_and_processes(train, notes, processes, tmp_
         observed_rows = [line for line in notes("parts") if line["process"] == process]
         steps = range(2, 8) if process < 2 else range(6, 8)
         assert [line["step"] for line in observed_rows] == list(steps)
-        assert [line["rows"] for line in observed_rows] == [uninterrupted[step] for step in steps]
+        for line in observed_rows:
+            assert line["rows"] == of_line(line, uninterrupted[line["step"]])
+    for step in range(2, 8):  # together, the processes read each row of a batch once
+        read = [line["positions"] for line in notes("parts") if line["step"] == step]
+        assert sorted(position for part in read for position in part) == list(range(16))
     assert [line["rows"] for line in inside] == [uninterrupted[step] for step in (0, 1, 8, 9)]
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
