@@ -214,11 +214,15 @@ class SpeechRecognition(GenerationPipeline):
             monitor_progress=self._reporter(files, options.get("on_progress")),
             **generate_options,
         )
-        names = ("segments", "empty_windows", "languages")
-        outputs = {name: np.empty(len(files), object) for name in names}
-        for name, values in outputs.items():
-            # English-only models have no languages, and values must support indexing.
-            values[:] = [value or "" for value in getattr(output, name)]
+        values = {
+            "segments": output.segments,
+            "empty_windows": output.empty_windows,
+            # English-only models have no language, but the value of each row must be a sequence.
+            "languages": [code or "" for code in output.languages],
+        }
+        outputs = {name: np.empty(len(files), object) for name in values}
+        for name, rows in values.items():
+            outputs[name][:] = rows
         return outputs
 
     def _longest_prompt(self, options: Options) -> int:

@@ -294,9 +294,8 @@ def build_run(
         )
     if tokenizer is None:
         with processes.main_process_first(), _hidden_token_warnings(arguments):
-            tokenizer = load_tokenizer(
-                arguments, objective_class, output
-            )  # process 0 may create it
+            # Process 0 may create the tokenizer.
+            tokenizer = load_tokenizer(arguments, objective_class, output)
     if config is None:
         if arguments.model.use_peft and not arguments.model.model_name_or_path:
             raise UsageError(
