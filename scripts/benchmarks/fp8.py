@@ -27,7 +27,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -716,13 +715,13 @@ def cola_run(variant: str, recipe: str, folder: Path, data: Path) -> None:
 
     The number of processes is that of the variant.
     """
+    from hfseq.cli.launch import free_port
+
     _, devices, processes, _ = VARIANTS[variant]
     environment = dict(os.environ)
     if environment.get("JAX_PLATFORMS") == "cpu":
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    with socket.socket() as server:  # find a free port
-        server.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     command = [sys.executable, *cola_command(variant, recipe, folder.absolute(), data.absolute())]
     shared = ("--coordinator_address", address, "--num_processes", str(processes))
     started = [

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from hfseq.cli.launch import free_port
 from tests.launch.test_launch_scripts import stub
 from tests.support import machines
 from tests.training.conftest import losses
-from tests.training.test_distributed import free_port
 
 LAUNCH = machines.ROOT / "scripts" / "launch"
 # Put behind a template's flags they make its run a tiny one on CPUs.

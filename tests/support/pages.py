@@ -6,10 +6,11 @@ import contextlib
 import io
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from hfseq.cli.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,13 +76,6 @@ def shorten_code(code: str) -> str:
     code = re.sub(r"--do_predict(?!.*--max_test)", "--do_predict --max_test_samples 4", code)
     code = re.sub(r'(--(?:logging|save|eval)_steps[= ]"?)\d+', r"\g<1>2", code)
     return re.sub(r'((?:warmup_steps|--num_runs)[:= ]+"?)\d+', r"\g<1>1", code)
-
-
-def free_port() -> int:
-    """Returns an unused port of this machine."""
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return int(server.getsockname()[1])
 
 
 def shell(code: str, folder: Path, data: Path | str) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from hfseq.cli.launch import free_port
 from hfseq.errors import HfseqError, UsageError
 from hfseq.training import processes
 from hfseq.training.arguments import ProcessArguments, parse
 from tests.support import machines
-from tests.training.test_distributed import free_port, no_cluster, store  # noqa: F401
+from tests.training.test_distributed import no_cluster, store  # noqa: F401
 from tests.training.test_distributed_processes import SCRIPTS, Processes
 
 # -- a port in use ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.test_distributed import free_port
+from hfseq.cli.launch import free_port
 from tests.training.test_kill import logged
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
+from hfseq.cli.launch import free_port
 from hfseq.errors import HfseqError, UsageError
 from hfseq.training import processes
 from hfseq.training.arguments import ProcessArguments, parse
@@ -22,12 +21,6 @@ CLUSTERS = (
 def no_cluster(monkeypatch):
     for name in CLUSTERS:
         monkeypatch.delenv(name, raising=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 class Store:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hfseq.cli.launch import free_port
 from tests.training.conftest import losses
-from tests.training.test_distributed import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 OF_OBJECTIVE = {

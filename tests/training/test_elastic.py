@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from hfseq.cli.launch import free_port
 from hfseq.training.checkpointer import Checkpointer
 from tests.support import machines, recording_run
 from tests.training.conftest import losses
-from tests.training.test_distributed import free_port
 
 OPTIONS = {
     "save_steps": 2,
