@@ -200,7 +200,7 @@ def _interpret(stream: Any) -> Any:
         elif name in ("APPEND", "APPENDS"):
             items = pop_to_mark() if name == "APPENDS" else [stack.pop()]
             if not isinstance(stack[-1], list):
-                raise ValueError(f"{name} of a {type(stack[-1]).__name__}")
+                raise ValueError(f"it appends to a value of type {type(stack[-1]).__name__}")
             stack[-1].extend(items)
         elif name == "GLOBAL":
             if argument not in _GLOBALS:

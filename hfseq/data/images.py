@@ -467,7 +467,10 @@ def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> La
 
 
 def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
-    """Reads a directory with one subdirectory per class. Test images may have no subdirectories."""
+    """Reads a directory with one subdirectory per class.
+
+    Test images, which have no labels, can be directly in the directory.
+    """
     if not files.is_directory(folder, flag):
         raise DataError(
             f"{flag} {folder} is not a directory: specify one with a subdirectory for each class"

@@ -329,9 +329,9 @@ _product.defvjp(
 
 
 def _make_low_precision() -> DotGeneral:
-    """Returns the matrix multiplication of the built-in recipes.
+    """Returns the function that multiplies matrices in the built-in recipes.
 
-    This is not a lambda, because recipes must be picklable.
+    Recipes must be picklable, so they refer to this function instead of a lambda.
     """
     return low_precision_dot_general
 

@@ -174,7 +174,7 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
         path = CONFIGS / path.name
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else _load_yaml_as_text(text)
+        values = _load_json(text) if path.suffix == ".json" else _load_yaml_as_text(text)
     except OSError as error:
         included = [f"configs/{file.name}" for file in sorted(CONFIGS.glob("*.yaml"))]
         raise UsageError(
@@ -188,11 +188,28 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
     return flags_from_values(values, dataclass_types, f"{path} has")
 
 
+def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"'{name}' occurs twice")
+        values[name] = value
+    return values
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique_keys)
+
+
 def _load_yaml_as_text(text: str) -> Any:
-    """Loads YAML. All scalars except null become strings."""
+    """Loads YAML. All scalars except null become strings, and keys must be unique."""
     import yaml
 
     class TextLoader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            _unique_keys((key.value, None) for key, _ in node.value)
+            return super().construct_mapping(node, deep)
+
         yaml_implicit_resolvers = {
             letter: [
                 (tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))
@@ -650,7 +667,10 @@ class TrainingArguments(CheckedArguments):
         "When to evaluate during training: no, steps or epoch. Default: steps if eval_steps is "
         "given, otherwise no.",
     )
-    eval_steps: PositiveInt | None = option(None, "Number of steps between two evaluations.")
+    eval_steps: PositiveInt | None = option(
+        None,
+        "Number of steps between two evaluations. Default: logging_steps, as in Transformers.",
+    )
     max_eval_batches: PositiveInt | None = option(
         None,
         "Maximum number of batches for evaluations during training. The evaluation at the end "
@@ -779,6 +799,8 @@ class TrainingArguments(CheckedArguments):
             self.do_train = self.do_eval = True
         if self.eval_strategy is None:
             self.eval_strategy = "steps" if self.eval_steps else "no"
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            self.eval_steps = self.logging_steps
         if self.profile:
             parse_profile_steps(self.profile)
         super().__post_init__()
@@ -820,8 +842,6 @@ class TrainingArguments(CheckedArguments):
                 f"--weight_decay {self.weight_decay} with --weight_decay_mode absolute sets all "
                 "parameters to zero or flips their sign: use less than 1"
             )
-        if self.eval_strategy == "steps" and not self.eval_steps:
-            yield "--eval_strategy steps requires --eval_steps N"
 
 
 def _repository_problem(training: TrainingArguments) -> str | None:
@@ -940,10 +960,13 @@ def parse(
     """
     classes = (ModelArguments, data_class_of(objective), TrainingArguments, ProcessArguments)
     command_line = list(sys.argv[1:] if argv is None else argv)
+    program = command
     if command_line and command_line[0].endswith((".yaml", ".yml", ".json")):
+        # Messages about invalid values begin with the command and the name of the file.
+        program = f"{command or Path(sys.argv[0]).name} {command_line[0]}"
         command_line = flags_from_file(Path(command_line[0]), classes) + command_line[1:]
     reject_token_flags(command_line)
-    model, data, training, processes = parse_flags(classes, command_line, description, command)
+    model, data, training, processes = parse_flags(classes, command_line, description, program)
     words = shlex.split(command) if command else ["python", Path(sys.argv[0]).name]
     return Arguments(model, data, training, redact(shlex.join([*words, *command_line])), processes)
 

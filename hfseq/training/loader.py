@@ -90,8 +90,8 @@ class LocalRows:
         """Makes the global arrays of a batch from the rows of this process.
 
         Arrays of the same shape as `input_ids` are also split along their length over the
-        `sequence` mesh axis, if the size of this axis divides the length. Other arrays (targets per
-        group, decoder inputs, images) are only split along their rows.
+        `sequence` mesh axis, if the size of this axis divides the length. Other arrays, such as
+        decoder inputs and images, are only split along their rows.
 
         Args:
             batch: Arrays whose first axis has one entry per row of this process, or one entry per

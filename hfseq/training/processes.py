@@ -389,20 +389,9 @@ def check_agreement(values: Mapping[str, object], advice: str) -> None:
     """
     if (client := coordination_client()) is None:
         return
-    folder, own_index = f"hfseq/agree/{next(_rounds)}", process_index()
     own_values = {name: json.dumps(value, default=str) for name, value in values.items()}
-    client.key_value_set(f"{folder}/facts/{own_index}", json.dumps(own_values), False)
-    if own_index == 0:
-        other_values = {
-            number: json.loads(
-                client.blocking_key_value_get(f"{folder}/facts/{number}", NO_TIMEOUT)
-            )
-            for number in range(1, process_count())
-        }
-        client.key_value_set(
-            f"{folder}/verdict", json.dumps(differences(own_values, other_values)), False
-        )
-    if problems := json.loads(client.blocking_key_value_get(f"{folder}/verdict", NO_TIMEOUT)):
+    problems = _combine(client, f"hfseq/agree/{next(_rounds)}", own_values, differences)
+    if problems:
         raise UsageError(f"the processes disagree: {'; '.join(problems)}: {advice}")
 
 
@@ -414,12 +403,7 @@ def exchange(value: Any) -> list[Any]:
     """
     if (client := coordination_client()) is None:
         return [value]
-    folder = f"hfseq/exchange/{next(_rounds)}"
-    client.key_value_set(f"{folder}/{process_index()}", json.dumps(value), False)
-    return [
-        json.loads(client.blocking_key_value_get(f"{folder}/{number}", NO_TIMEOUT))
-        for number in range(process_count())
-    ]
+    return _combine(client, f"hfseq/exchange/{next(_rounds)}", value, list)
 
 
 class SharedMaximum:
@@ -445,22 +429,13 @@ class SharedMaximum:
         client = coordination_client()
         if client is None or not numbers:
             return dict(numbers)
-        folder, own_index = f"{self._folder}/{self._round}", process_index()
-        result = dict(numbers)
-        if own_index:
-            client.key_value_set(f"{folder}/{own_index}", json.dumps(result), False)
-            result = json.loads(self._wait(client, f"{folder}/maximum"))
-        else:
-            for number in range(1, process_count()):
-                other = json.loads(self._wait(client, f"{folder}/{number}"))
-                result = {name: max(value, other[name]) for name, value in result.items()}
-            client.key_value_set(f"{folder}/maximum", json.dumps(result), False)
-            # All processes take part in this round, so they have read the result of the previous
-            # round.
-            if self._round:
-                client.key_value_delete(f"{self._folder}/{self._round - 1}/")
+        folder = f"{self._folder}/{self._round}"
+        maximum = _combine(client, folder, dict(numbers), _largest, self._wait)
+        # All processes take part in this round, so they have read the result of the previous round.
+        if self._round and process_index() == 0:
+            client.key_value_delete(f"{self._folder}/{self._round - 1}/")
         self._round += 1
-        return result
+        return maximum
 
     def _wait(self, client: Any, key: str) -> str:
         while not self._closed.is_set():
@@ -475,19 +450,54 @@ class SharedMaximum:
         self._closed.set()
 
 
-def differences(own_values: dict[str, str], other_values: dict[int, dict[str, str]]) -> list[str]:
+def _largest(values: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: max(value[name] for value in values) for name in values[0]}
+
+
+def _wait_for(client: Any, key: str) -> str:
+    return client.blocking_key_value_get(key, NO_TIMEOUT)
+
+
+def _combine(
+    client: Any,
+    folder: str,
+    value: Any,
+    combine: Callable[[list[Any]], Any],
+    wait: Callable[[Any, str], str] = _wait_for,
+) -> Any:
+    """Combines a JSON value of each process to one result, in process 0.
+
+    Args:
+        client: The client of the coordinator.
+        folder: Unique prefix of the keys in the key-value store.
+        value: The value of this process.
+        combine: Maps the values of all processes, in the order of the processes, to the result.
+        wait: Returns the value of a key as soon as it exists.
+
+    Returns:
+        The result, in all processes.
+    """
+    if number := process_index():
+        client.key_value_set(f"{folder}/{number}", json.dumps(value), False)
+        return json.loads(wait(client, f"{folder}/result"))
+    keys = [f"{folder}/{number}" for number in range(1, process_count())]
+    result = combine([value, *(json.loads(wait(client, key)) for key in keys)])
+    client.key_value_set(f"{folder}/result", json.dumps(result), False)
+    return result
+
+
+def differences(values: Sequence[Mapping[str, str]]) -> list[str]:
     """Describes how the values of other processes differ from those of process 0.
 
     Each name is reported once, for the first process whose value differs.
 
     Args:
-        own_values: The values of process 0.
-        other_values: The values of the other processes by process index.
+        values: The values of all processes by name.
     """
     messages: dict[str, str] = {}
-    for number, values in other_values.items():
-        for name in own_values | values:
-            mine, other = own_values.get(name, "absent"), values.get(name, "absent")
+    for number, others in enumerate(values):
+        for name in [*values[0], *others]:
+            mine, other = values[0].get(name, "absent"), others.get(name, "absent")
             if mine != other:
                 text = f"{name} is {mine} in process 0 and {other} in process {number}"
                 messages.setdefault(name, text)

@@ -193,6 +193,8 @@ def test_a_file_of_arguments_with_overrides_after_it(tmp_path, name):
         ("a.yaml", "- 1\n- 2", "must map argument names to values"),
         ("a.json", "{", "is not valid json"),
         ("a.yaml", "a: [", "is not valid yaml"),
+        ("a.yaml", "seed: 1\nmax_steps: 2\nseed: 3", "'seed' occurs twice"),
+        ("a.json", '{"seed": 1, "seed": 3}', "'seed' occurs twice"),
         ("a.yaml", "output_dir: x\nlearning_rate: fast", None),
     ],
 )
@@ -202,11 +204,19 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, name, text, message, capsy
     if message is None:  # found by argparse, which ends the program itself
         with pytest.raises(SystemExit) as stop:
             parse([str(path)])
-        assert stop.value.code == 2 and "invalid float value: 'fast'" in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert stop.value.code == 2 and "invalid float value: 'fast'" in printed
+        assert str(path) in printed
         return
     with pytest.raises(UsageError) as error:
         parse([str(path)])
     assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_evaluation_by_steps_uses_the_logging_interval_as_in_transformers():
+    flags = ["--output_dir", "x", "--eval_strategy", "steps", "--logging_steps", "7"]
+    assert parse(flags).training.eval_steps == 7
+    assert parse([*flags, "--eval_steps", "3"]).training.eval_steps == 3
 
 
 def test_a_file_that_is_absent_is_named():
@@ -242,7 +252,6 @@ def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--eval_strategy", "steps"], "--eval_strategy steps requires --eval_steps N"),
         (["--save_strategy", "daily"], "--save_strategy daily: expected one of no, steps, epoch"),
         (["--save_steps", "0", "--warmup_ratio", "2"], "--save_steps 0"),
         (["--save_steps", "0", "--warmup_ratio", "2"], "--warmup_ratio 2"),

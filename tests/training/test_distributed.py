@@ -170,9 +170,9 @@ def store(monkeypatch):
 
 
 def test_differences_are_named_once_with_both_values():
-    own_values = {"--seed": "1", "--optim": '"adamw"'}
-    theirs = {1: {"--seed": "2", "--optim": '"adamw"'}, 2: {"--seed": "3"}}
-    assert processes.differences(own_values, theirs) == [
+    adamw = {"--optim": '"adamw"'}
+    values = [{"--seed": "1", **adamw}, {"--seed": "2", **adamw}, {"--seed": "3"}]
+    assert processes.differences(values) == [
         '--optim is "adamw" in process 0 and absent in process 2',
         "--seed is 1 in process 0 and 2 in process 1",
     ]
@@ -182,9 +182,9 @@ def test_processes_that_agree_go_on_and_others_end(store):
     for seed, problem in ((1, ""), (2, "--seed is 1 in process 0 and 2 in process 1")):
         fake_store = store(1)
         fake_store.values.clear()
-        fake_store.values["hfseq/agree/0/verdict"] = "[]"
-        processes.check_agreement({"--seed": seed}, "fix it")  # writes the facts of process 1
-        del fake_store.values["hfseq/agree/0/verdict"]
+        fake_store.values["hfseq/agree/0/result"] = "[]"
+        processes.check_agreement({"--seed": seed}, "fix it")  # writes the values of process 1
+        del fake_store.values["hfseq/agree/0/result"]
         store(0)
         if not problem:
             processes.check_agreement({"--seed": 1}, "fix it")
