@@ -244,9 +244,14 @@ class SequenceClassification(ModelWithHead):
 
 
 class MultipleChoice(ModelWithHead):
-    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`.
+
+    Attributes:
+        token_inputs: Names of the other inputs with one entry per token.
+    """
 
     use_pooler = True
+    token_inputs: ClassVar[tuple[str, ...]] = ("attention_mask", "token_type_ids", "position_ids")
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -259,7 +264,7 @@ class MultipleChoice(ModelWithHead):
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
         choices = input_ids.shape[1]
-        for name in {"attention_mask", "token_type_ids", "position_ids"} & kwargs.keys():
+        for name in kwargs.keys() & set(self.token_inputs):
             kwargs[name] = kwargs[name].reshape(-1, input_ids.shape[-1])
         outputs = self.encode(input_ids.reshape(-1, input_ids.shape[-1]), rngs=rngs, **kwargs)
         logits = self.classifier(self.pool(outputs, rngs)).reshape(-1, choices)
