@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import hfseq
-from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from tests.support import models
 from tests.support.models import close, ids

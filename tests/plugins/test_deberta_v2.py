@@ -14,9 +14,8 @@ from hfseq import (
 )
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
-from hfseq.testing.case import ZERO_GRADIENTS
-from tests.support.models import close, ids, rewrite_tensors, trees_equal
 from tests.support.models import deberta_v2_config as config
+from tests.support.models import ids, trees_equal
 from tests.support.parity import compare
 from tests.support.tiers import battery
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-import hfseq
-from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from tests.support import models
-from tests.support.models import close, ids, rewrite_tensors, trees_equal
 from tests.support.tiers import batteries
 
 FAMILIES = ("nomic_bert", "gte", "jina_embeddings_v3")

@@ -252,6 +252,14 @@ marian_config = _tiny(
 mbart_config = _tiny("MBartConfig", **_SIDES)
 megatron_bert_config = _tiny("MegatronBertConfig", **TINY)
 mistral_config = _tiny("MistralConfig", **_DECODER, sliding_window=5)
+mobilebert_config = _tiny(
+    "MobileBertConfig",
+    **TINY,
+    embedding_size=20,
+    intra_bottleneck_size=24,
+    num_feedforward_networks=2,
+    initializer_range=0.1,
+)
 _MODERNBERT = {
     **_SIZES,
     "num_hidden_layers": 5,
@@ -302,6 +310,7 @@ smollm3_config = _tiny(
     no_rope_layers=[1, 0] * 2,
 )
 t5_config = _tiny("T5Config", **_T5, decoder_start_token_id=0, relative_attention_num_buckets=8)
+umt5_config = _tiny("UMT5Config", **_T5, relative_attention_num_buckets=8)
 vit_config = _tiny("ViTConfig", words=False, **_VIT)
 vq_transformer_config = _tiny(
     "VQTransformerConfig",

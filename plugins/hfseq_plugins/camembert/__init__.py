@@ -9,8 +9,8 @@ CITATION = """\
 @inproceedings{martin2020camembert,
   title = {{CamemBERT}: a Tasty {French} Language Model},
   author = {Martin, Louis and Muller, Benjamin and Ortiz Su{\\'a}rez, Pedro Javier and
-            Dupont, Yoann and Romary, Laurent and de la Clergerie, {\\'E}ric and Seddah, Djam{\\'e} and
-            Sagot, Beno{\\^i}t},
+            Dupont, Yoann and Romary, Laurent and de la Clergerie, {\\'E}ric and
+            Seddah, Djam{\\'e} and Sagot, Beno{\\^i}t},
   booktitle = {Proceedings of ACL},
   year = {2020},
   url = {https://arxiv.org/abs/1911.03894}

@@ -32,6 +32,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForQuestionAnswering": f"{CLASS}ForQuestionAnswering",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
-        card="XLM-RoBERTa with 3.5 or 10.7 billion parameters and pre-norm layers (Goyal et al., 2021).",
+        card="XLM-RoBERTa with pre-norm layers and 3.5 billion parameters (Goyal et al., 2021).",
         citation=CITATION,
     )
