@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from transformers import DebertaV2Config
+from transformers import DebertaV2Config, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -451,7 +451,7 @@ class DebertaV2Mixin(bert.ModelWithHead):
 class PredictionHead(bert.Transform):
     """Language modeling head that always projects with the word embeddings."""
 
-    def __init__(self, config: DebertaV2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
@@ -461,7 +461,7 @@ class PredictionHead(bert.Transform):
         embeddings: nn.Embed,
     ) -> jax.Array:
         """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
-        return embeddings.attend(super().__call__(x), self.bias)
+        return embeddings.attend(super().__call__(x), self.bias[...])
 
 
 class MaskedLM(DebertaV2Mixin, bert.MaskedLM):
@@ -470,7 +470,7 @@ class MaskedLM(DebertaV2Mixin, bert.MaskedLM):
     The head is BERT's with `config.legacy`, and otherwise that of the published checkpoints.
     """
 
-    def add_head(self, config: DebertaV2Config, rngs: nnx.Rngs) -> None:
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head, with its name in checkpoints."""
         self.legacy = config.legacy
         if self.legacy:
@@ -588,7 +588,7 @@ class FlaxDebertaV2ForMaskedLM(FlaxDebertaV2PreTrainedModel):
 
     @classmethod
     def checkpoint_options(
-        cls, tensors: Mapping[str, Any], config: DebertaV2Config
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
         """Adds `legacy=False` if the checkpoint has only the head of the published checkpoints.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import GteConfig
+from transformers import GteConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.nn import Keys
@@ -71,7 +71,7 @@ class GteMixin(bert.ModelWithHead):
 class LMHead(nnx.Module):
     """Language modeling head: projection, GELU, norm and projection to the vocabulary."""
 
-    def __init__(self, config: GteConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.hidden_size
         self.dense = dense(config, width, width, rngs)
         self.norm = nn.LayerNorm(width, config.layer_norm_eps)
@@ -88,14 +88,14 @@ class LMHead(nnx.Module):
         """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         x = self.norm(nn.activation("gelu")(self.dense(x)))
         if not self.tied:
-            return self.decoder(x)  # type: ignore[operator]  # a projection
+            return self.decoder(x)
         return nn.add_bias(embeddings.attend(x), self.decoder.bias[...])  # type: ignore[index]  # it has a bias
 
 
 class MaskedLM(GteMixin, bert.MaskedLM):
     """Encoder with a masked language modeling head."""
 
-    def add_head(self, config: GteConfig, rngs: nnx.Rngs) -> None:
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head, with its name in checkpoints."""
         self.lm_head = LMHead(config, rngs)
 

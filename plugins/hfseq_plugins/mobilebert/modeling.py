@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import MobileBertConfig
+from transformers import MobileBertConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -101,7 +101,7 @@ class Embeddings(nnx.Module):
         if self.transform:
             x = self.embedding_transformation(x)
         x = x + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.LayerNorm(x), rngs)  # type: ignore[operator]  # a norm
+        return self.dropout(self.LayerNorm(x), rngs)
 
     @staticmethod
     def add_neighbors(
@@ -374,7 +374,7 @@ class Predictions(bert.VocabularyHead):
     and `dense` projects the others.
     """
 
-    def add_transform(self, config: MobileBertConfig, rngs: nnx.Rngs) -> None:
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the layers before the projection to the vocabulary, and a part of it."""
         width, self.width = config.hidden_size, config.embedding_size
         norm = nn.LayerNorm(width, config.layer_norm_eps)

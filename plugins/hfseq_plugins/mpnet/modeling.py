@@ -167,10 +167,7 @@ class Encoder(encoder.Encoder):
 class MPNetModule(nnx.Module):
     """MPNet encoder without a head. Position IDs start at 2."""
 
-    positions = roberta.RobertaModule.positions
-
     def __init__(self, config: MPNetConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        self.pad_token_id = PAD_TOKEN_ID
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
         self.pooler = encoder.Pooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
@@ -185,10 +182,11 @@ class MPNetModule(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids
+        if position_ids is None:
+            position_ids = roberta.default_positions(input_ids, segment_ids, PAD_TOKEN_ID)
         x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,
-            self.embeddings(input_ids, positions, rngs),
+            self.embeddings(input_ids, position_ids, rngs),
             self.encoder.position_bias(input_ids.shape[1]),
             nn.visible(attention_mask, segment_ids),
             rngs=rngs,

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from transformers import NomicBertConfig
+from transformers import NomicBertConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -94,7 +94,7 @@ class NomicBertMixin(bert.ModelWithHead):
 class Predictions(bert.VocabularyHead):
     """Language modeling head of BERT, with another name of the norm."""
 
-    def add_transform(self, config: NomicBertConfig, rngs: nnx.Rngs) -> None:
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the layers before the projection to the vocabulary."""
         width = config.hidden_size
         norm = nn.LayerNorm(width, config.layer_norm_eps)
@@ -106,17 +106,16 @@ class Predictions(bert.VocabularyHead):
         return self.transform["layer_norm"](self.act(self.transform["dense"](x)))
 
 
+class PreTrainingHeads(bert.PreTrainingHeads):
+    """Contains the language modeling head. Named `cls` in files."""
+
+    predictions_class = Predictions
+
+
 class MaskedLM(NomicBertMixin, bert.MaskedLM):
     """Encoder with a masked language modeling head."""
 
-    def add_head(self, config: NomicBertConfig, rngs: nnx.Rngs) -> None:
-        """Creates the language modeling head, with its name in checkpoints."""
-        self.cls = nnx.Dict(predictions=Predictions(config, rngs))
-
-    @property
-    def vocabulary_head(self) -> Any:
-        """The language modeling head."""
-        return self.cls["predictions"]
+    heads_class = PreTrainingHeads
 
 
 class SequenceClassification(NomicBertMixin, bert.SequenceClassification):

@@ -147,7 +147,7 @@ class QuestionAnswering(EncoderDecoder):
         std = config.initializer_factor * config.d_model**-0.5
         self.qa_outputs = linear(config.d_model, 2, std, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:  # type: ignore[override]
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the model.
 
         Returns start and end logits, `(batch, target_length)`.
@@ -187,7 +187,7 @@ class FlaxUMT5ForTokenClassification(t5.FlaxT5EncoderModel):
     """UMT5's encoder for token classification."""
 
     config_class: ClassVar[Any] = UMT5Config
-    module_class = TokenClassification
+    module_class = TokenClassification  # type: ignore[assignment]  # a head on the encoder
 
 
 class FlaxUMT5ForQuestionAnswering(t5.FlaxT5PreTrainedModel):
