@@ -13,17 +13,16 @@ from tests.support import models
 
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
-    "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
-    "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra",
-    "encoder-decoder", "esm", "eurobert", "fp8_encoder",
-    "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "longt5",
-    "marian", "mbart", "megatron-bert",
-    "mistral", "modernbert", "modernbert-decoder", "mt5", "opt", "pegasus", "qwen2", "qwen3",
-    "regnet",
-    "resnet", "roberta", "roberta-prelayernorm",
-    "roformer", "smollm3", "speech-encoder-decoder", "t5", "vision-encoder-decoder",
-    "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
-    "whisper", "wmt_transformer", "xglm", "xlm-roberta",
+    "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom",
+    "camembert", "clip", "clip_text_model", "clip_vision_model", "data2vec-text", "deberta-v2",
+    "dinov2", "distilbert", "electra", "encoder-decoder", "ernie", "esm", "eurobert", "fp8_encoder",
+    "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "gte", "jina_embeddings_v3",
+    "llama", "longt5", "marian", "mbart", "megatron-bert", "mistral", "mobilebert", "modernbert",
+    "modernbert-decoder", "mpnet", "mt5", "nomic_bert", "opt", "pegasus", "qwen2", "qwen3",
+    "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer", "smollm3",
+    "speech-encoder-decoder", "t5", "umt5", "vision-encoder-decoder", "vision-text-dual-encoder",
+    "vit", "vq_transformer", "wav2vec2", "whisper", "wmt_transformer", "xglm", "xlm-roberta",
+    "xlm-roberta-xl",
 ]  # fmt: skip
 #: What is in the trees of their parts is on the pages of those.
 PAIRS = ("encoder_decoder", "speech_encoder_decoder", "vision_encoder_decoder")
@@ -54,6 +53,7 @@ WIDE = {
     "whisper": {"tie_word_embeddings": False, "use_weighted_layer_sum": True},
     "beit": {"use_absolute_position_embeddings": True, "use_shared_relative_position_bias": True},
     "bert": {"add_cross_attention": True, "is_decoder": True},
+    "deberta-v2": {"share_att_key": False, "type_vocab_size": 2, "embedding_size": 20},
     "fp8_encoder": {"hidden_act": "geglu", "head": "te_flatten", "flatten_length": 8},
     "megatron-bert": {"add_cross_attention": True, "is_decoder": True},
     "gpt2": {"add_cross_attention": True},

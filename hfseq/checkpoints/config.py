@@ -48,6 +48,8 @@ _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
 _LAYERS = re.compile(r"(^|_|\.)layers?$")
+#: Sizes whose default -1 is not an attribute of the configuration class (DeBERTa-v2).
+_NEGATIVE_DEFAULTS = {"position_buckets"}
 WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
 
 
@@ -175,7 +177,8 @@ def check_numbers(config: PreTrainedConfig, location: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         # If the default of the class is negative, negative values are indices or mean "no limit".
-        is_size = _SIZES.search(name) and not (isinstance(default, int) and default < 0)
+        may_be_negative = name in _NEGATIVE_DEFAULTS or (isinstance(default, int) and default < 0)
+        is_size = _SIZES.search(name) and not may_be_negative
         limit = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
         if isinstance(value, float) and not math.isfinite(value):
             problems.append(f"{name} is {value}")

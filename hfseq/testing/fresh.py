@@ -16,7 +16,7 @@ import numpy as np
 
 from hfseq.nn import trees
 from hfseq.testing.case import Case, Params, Skipped, assert_close, comparable_outputs, jit
-from hfseq.testing.torch import named_once, torch_inputs, torch_model, torch_outputs
+from hfseq.testing.torch import file_tensors, named_once, torch_inputs, torch_model, torch_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,9 +85,10 @@ def torch_initialization(case: Case) -> None:
     ours = {name: np.stack([arrays[name] for arrays in single]) for name in single[0]}
     theirs: dict[str, list[np.ndarray]] = {}
     for seed in range(seeds):
-        for name, parameter in named_once(case, fresh_torch_model(case, seed)):
-            values = parameter.detach().float().numpy()
-            theirs.setdefault(names.resolve_name(name), []).append(values)
+        model = fresh_torch_model(case, seed)
+        in_memory = {name: parameter.detach() for name, parameter in named_once(case, model)}
+        for name, tensor in file_tensors(model, in_memory).items():
+            theirs.setdefault(names.resolve_name(name), []).append(tensor.float().numpy())
     lines = []
     for name in ours.keys() & theirs.keys():
         if difference := _difference(ours[name], np.stack(theirs[name])):

@@ -99,6 +99,32 @@ def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.
     return parameters.values()
 
 
+def file_tensors(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Renames and joins tensors of a PyTorch model as Transformers does when it saves them.
+
+    Transformers divides some tensors when it loads a file, such as a joint projection of queries,
+    keys and values. The parameters of the model in memory then have other names and shapes than the
+    tensors in files. The tensors of all other models are returned unchanged.
+
+    Args:
+        model: The PyTorch model.
+        tensors: Parameters or gradients by the name of the parameter in memory.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import Chunk, revert_weight_conversion
+
+    operations = [
+        operation
+        for conversion in get_model_conversion_mapping(model, add_legacy=False)
+        for operation in getattr(conversion, "operations", ())
+    ]
+    if not any(isinstance(operation, Chunk) for operation in operations):
+        return dict(tensors)
+    return revert_weight_conversion(model, dict(tensors))
+
+
 def joined_slots(names: WeightMap) -> list[Slot]:
     """Returns the slots of parameters that consist of several stored tensors, such as experts.
 
@@ -134,9 +160,11 @@ def torch_tree(case: Case) -> None:
     saved, buffers = model.state_dict().keys(), model.named_buffers()
     unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
     ignored = (*names.ignored, *unsaved)
+    in_memory = dict((*named_once(case, model), *(b for b in buffers if b[0] in saved)))
+    modules = dict(model.named_modules())
     theirs = {
         names.resolve_name(name): (name, value)
-        for name, value in (*named_once(case, model), *(b for b in buffers if b[0] in saved))
+        for name, value in file_tensors(model, in_memory).items()
         if name not in names.aliases and not any(re.search(pattern, name) for pattern in ignored)
     }
     wrong = []
@@ -152,8 +180,9 @@ def torch_tree(case: Case) -> None:
         shape, (owner, _, leaf) = tuple(value.shape), torch_name.rpartition(".")
         # Some norms keep the name `weight`, as in Transformers 4.
         if leaf == "weight" != path[-1]:
-            class_name = type(model.get_submodule(owner)).__name__
-            norm = "scale" if "Norm" in class_name else "kernel"
+            class_name = type(modules.get(owner)).__name__
+            is_norm = "Norm" in class_name if owner in modules else value.ndim == 1
+            norm = "scale" if is_norm else "kernel"
             leaf = "embedding" if "Embedding" in class_name else norm
         leaf = leaf.removeprefix("running_")
         if leaf != path[-1] and name == plain(path):
@@ -229,12 +258,16 @@ def torch_parity(case: Case) -> None:
         *derived,
         *(entry.value for entry in derived.values() if isinstance(entry.value, str)),
     }
-    gradients = {
-        case.model.weight_map.resolve_name(name): parameter.grad.numpy()
+    names = case.model.weight_map
+    in_memory = {
+        name: parameter.grad
         for name, parameter in named_once(case, model)
         if parameter.grad is not None and name not in shared
     }
-    names = case.model.weight_map
+    gradients = {
+        names.resolve_name(name): gradient.numpy()
+        for name, gradient in file_tensors(model, in_memory).items()
+    }
     our_gradients = case.gradients
     if excluded:
         our_gradients = case.train(case.model, case.params, dropout=False, excluded=excluded)[1]

@@ -3,4 +3,4 @@
 import hfseq.modeling  # noqa: F401 (before flax, which it makes compatible with jax)
 
 #: Packages that several families use, and that are not plugins.
-SHARED = ("decoder",)
+SHARED = ("decoder", "rotary_bert")

@@ -57,6 +57,7 @@ _SIDES = f"{_ENCODER},image_size=304,patch_size=16"
 _CONVOLUTIONS = "embedding_size=64,hidden_sizes=[64,128],depths=[1,1]"
 
 _TWO = "the learned bias of positions is an array of heads and all pairs of positions"
+_RELATIVE = "scores of contents with positions are an array of heads and all pairs of positions"
 _EXPLICIT = "the explicit form's gradient multiplies scores in float32"
 _SHORT = {"v5e": "texts have fewer than 128 places, which splash refuses"}
 _CONTRASTIVE = "its loss compares all frames of a row, in float32"
@@ -140,6 +141,24 @@ FAMILIES = {
     ),
     "esm": Family(f"{_ENCODER},position_embedding_type=rotary,mask_token_id=6", 1, _WEIGHTS),
     "eurobert": Family(_DECODER, 1, "attention_dropout"),
+    "camembert": Family(_ENCODER, 1, _WEIGHTS),
+    "data2vec-text": Family(_ENCODER, 1, _WEIGHTS),
+    "deberta-v2": Family(
+        f'{_ENCODER},relative_attention=true,pos_att_type="p2c|c2p",max_relative_positions=512,'
+        "position_biased_input=false", 1, _WEIGHTS, flash=4, splash=False, squares=_RELATIVE,
+        because="its scores with positions have a gradient by a kernel of its own; splash knows "
+        "no bias", singles=_RELATIVE,
+    ),
+    "ernie": Family(f"{_ENCODER},use_task_id=true", 1, _WEIGHTS),
+    "gte": Family(_ENCODER, 1, _WEIGHTS),
+    "jina_embeddings_v3": Family(_ENCODER, 1, _WEIGHTS),
+    "mobilebert": Family(f"{_ENCODER},intra_bottleneck_size=256", 1, _WEIGHTS),
+    "mpnet": Family(
+        _ENCODER, 1, _WEIGHTS, flash=4, splash=False, squares=_TWO,
+        because="its bias has a gradient by a kernel of its own; splash knows no bias",
+    ),
+    "nomic_bert": Family(_ENCODER, 1, _WEIGHTS),
+    "xlm-roberta-xl": Family(_ENCODER, 1, _WEIGHTS),
     "modernbert": Family(_MODERN, 2, "attention_dropout"),
     "fp8_encoder": Family(_ENCODER, 1, _WEIGHTS),
     "gpt2": Family(_GPT, 1, "attn_pdrop"),
@@ -185,6 +204,8 @@ FAMILIES = {
                  because=_T5_KERNELS, squares=_TWO),
     "mt5": Family(_T5, 3, "dropout_rate", flash=11, splash=False,
                  because=_T5_KERNELS, squares=_TWO),
+    "umt5": Family(_T5, 3, "dropout_rate", flash=11, splash=False,
+                   because=_T5_KERNELS, squares=_TWO),
     "longt5": Family(
         f"{_T5},num_decoder_layers=1,local_radius=63", 3, "dropout_rate", flash=7, splash=False,
         because="its encoder attends in blocks, explicitly, or by cuDNN with a bias; the decoder's "

@@ -120,7 +120,8 @@ def folder_of(model_type: str) -> str:
 
 def torch_code(model_type: str) -> Path:
     name = MODULES.get(model_type, model_type.replace("-", "_"))
-    return SOURCE / "models" / name / f"modeling_{name}.py"
+    folder = "data2vec" if name.startswith("data2vec") else name
+    return SOURCE / "models" / folder / f"modeling_{name}.py"
 
 
 @pytest.mark.parametrize("model_type", families())

@@ -21,6 +21,9 @@ FAMILIES = {
     "blenderbot": ("BlenderbotModel", 40), "blenderbot_small": ("BlenderbotSmallModel", 40),
     "longt5": ("LongT5Model", None), "clip_text_model": ("CLIPTextModel", 24),
     "bert": ("BertModel", 40), "megatron_bert": ("MegatronBertModel", 40),
+    "mpnet": ("MPNetModel", 40), "mobilebert": ("MobileBertModel", 40),
+    "ernie": ("ErnieModel", 40), "deberta_v2": ("DebertaV2Model", None),
+    "umt5": ("UMT5Model", None), "gte": ("GteModel", None),
     "roberta": ("RobertaModel", 38), "gpt2": ("GPT2Model", 40), "bart": ("BartModel", 40),
 }  # fmt: skip
 

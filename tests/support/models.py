@@ -129,6 +129,7 @@ bloom_config = _tiny(
     n_head=4,
     initializer_range=0.2,
 )
+camembert_config = _tiny("CamembertConfig", **TINY)
 # The vocabulary is small, so that most random rows contain the end token. The end token is not 2,
 # because models of Transformers treat the value 2 as a legacy case.
 clip_text_model_config = _tiny(
@@ -141,6 +142,24 @@ clip_text_model_config = _tiny(
     eos_token_id=5,
 )
 clip_vision_model_config = _tiny("CLIPVisionConfig", words=False, **_CLIP, **_PICTURES)
+data2vec_text_config = _tiny("Data2VecTextConfig", **TINY)
+# As in DeBERTa-v3, and with the convolution of the largest DeBERTa-v2. Distances up to 4 have their
+# own buckets.
+deberta_v2_config = _tiny(
+    "DebertaV2Config",
+    **_SIZES,
+    pad_token_id=0,
+    type_vocab_size=0,
+    relative_attention=True,
+    position_biased_input=False,
+    max_relative_positions=64,
+    pos_att_type=["p2c", "c2p"],
+    position_buckets=8,
+    share_att_key=True,
+    norm_rel_ebd="layer_norm",
+    conv_kernel_size=3,
+    initializer_range=0.1,
+)
 dinov2_config = _tiny(
     "Dinov2Config",
     words=False,
@@ -162,6 +181,7 @@ distilbert_config = _tiny(
     pad_token_id=0,
 )
 electra_config = _tiny("ElectraConfig", **_SIZES, pad_token_id=0, embedding_size=20)
+ernie_config = _tiny("ErnieConfig", **TINY, use_task_id=True, task_type_vocab_size=4)
 esm_config = _tiny(
     "EsmConfig",
     **_SIZES,
@@ -213,6 +233,11 @@ gptj_config = _tiny(
     **_TOKENS,
 )
 llama_config = _tiny("LlamaConfig", **_DECODER)
+# The initial values are small, so that activations do not magnify rounding errors of gradients.
+_ROTARY_BERT = {**_SIZES, "pad_token_id": 0, "type_vocab_size": 2, "initializer_range": 0.1}
+gte_config = _tiny("GteConfig", **_ROTARY_BERT)
+jina_embeddings_v3_config = _tiny("JinaEmbeddingsV3Config", **_ROTARY_BERT)
+nomic_bert_config = _tiny("NomicBertConfig", **_ROTARY_BERT)
 longt5_config = _tiny(
     "LongT5Config",
     **_T5,
@@ -227,6 +252,14 @@ marian_config = _tiny(
 mbart_config = _tiny("MBartConfig", **_SIDES)
 megatron_bert_config = _tiny("MegatronBertConfig", **TINY)
 mistral_config = _tiny("MistralConfig", **_DECODER, sliding_window=5)
+mobilebert_config = _tiny(
+    "MobileBertConfig",
+    **TINY,
+    embedding_size=20,
+    intra_bottleneck_size=24,
+    num_feedforward_networks=2,
+    initializer_range=0.1,
+)
 _MODERNBERT = {
     **_SIZES,
     "num_hidden_layers": 5,
@@ -239,6 +272,11 @@ _MODERNBERT = {
 }
 modernbert_config = _tiny("ModernBertConfig", **_MODERNBERT)
 modernbert_decoder_config = _tiny("ModernBertDecoderConfig", **_MODERNBERT)
+mpnet_config = _tiny(
+    "MPNetConfig",
+    **_SIZES | {"hidden_size": 48, "num_attention_heads": 6, "max_position_embeddings": 42},
+    initializer_range=0.2,
+)
 mt5_config = _tiny("MT5Config", **_T5, relative_attention_num_buckets=8)
 opt_config = _tiny(
     "OPTConfig",
@@ -272,6 +310,7 @@ smollm3_config = _tiny(
     no_rope_layers=[1, 0] * 2,
 )
 t5_config = _tiny("T5Config", **_T5, decoder_start_token_id=0, relative_attention_num_buckets=8)
+umt5_config = _tiny("UMT5Config", **_T5, relative_attention_num_buckets=8)
 vit_config = _tiny("ViTConfig", words=False, **_VIT)
 vq_transformer_config = _tiny(
     "VQTransformerConfig",
@@ -336,6 +375,7 @@ xglm_config = _tiny(
     max_position_embeddings=40,
 )
 xlm_roberta_config = _tiny("XLMRobertaConfig", **TINY)
+xlm_roberta_xl_config = _tiny("XLMRobertaXLConfig", **TINY)
 
 
 def clip_config(**changes: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -34,6 +34,19 @@ def battery(name: str, quick: str) -> list[Any]:
     parameters combine a head with `None`, which stands for all checks.
     """
     return first([(quick, CHECKS), *((head, None) for head in heads(name))], (quick, CHECKS))
+
+
+def batteries(quick: Mapping[str, str]) -> list[Any]:
+    """Returns the parameters of `battery` for several families, each preceded by its name.
+
+    Args:
+        quick: Maps the names of families to the head that is not slow.
+    """
+    return [
+        pytest.param(name, *getattr(row, "values", row), marks=getattr(row, "marks", ()))
+        for name, head in quick.items()
+        for row in battery(name, head)
+    ]
 
 
 def _row(value: Any) -> tuple[Any, ...]:

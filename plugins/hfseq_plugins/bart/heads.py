@@ -289,19 +289,48 @@ def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) ->
     return input_ids.shape[1] - 1 - jnp.argmax(ends[:, ::-1], axis=1)
 
 
+def eos_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Returns the IDs of `<eos>`.
+
+    Raises:
+        UsageError: The configuration has no `eos_token_id`.
+    """
+    if config.eos_token_id is None:
+        raise UsageError(
+            "sequence classification requires eos_token_id in the configuration: the label is "
+            "predicted from the last <eos>"
+        )
+    # A tuple, because nnx treats a list attribute as a list of modules.
+    return tuple(np.atleast_1d(config.eos_token_id).tolist())
+
+
+def last_eos_state(
+    x: jax.Array,  # (batch, target_length, hidden)
+    input_ids: jax.Array,  # (batch, length)
+    eos_token_id: tuple[int, ...],
+) -> jax.Array:
+    """Returns the decoder state at the index of the last `<eos>` of the input, `(batch, hidden)`.
+
+    Raises:
+        UsageError: `input_ids` and `decoder_input_ids` differ in length.
+    """
+    if x.shape[1] != input_ids.shape[1]:
+        raise UsageError(
+            f"decoder_input_ids have {x.shape[1]} tokens per row, but input_ids have "
+            f"{input_ids.shape[1]}. The label is predicted at the last <eos> of input_ids, so both "
+            "must have the same length"
+        )
+    index = last_eos_index(input_ids, eos_token_id)
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
+
+
 class SequenceClassification(ModelWithHead):
     """Sequence classification or regression, from the decoder state of the last `<eos>`."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classification_head = ClassificationHead(config, rngs)
-        if config.eos_token_id is None:
-            raise UsageError(
-                "sequence classification requires eos_token_id in the configuration: the label is "
-                "predicted from the last <eos>"
-            )
-        # A tuple, because nnx treats a list attribute as a list of modules.
-        self.eos_token_id = tuple(np.atleast_1d(config.eos_token_id).tolist())
+        self.eos_token_id = eos_token_ids(config)
 
     def __call__(
         self,
@@ -316,15 +345,7 @@ class SequenceClassification(ModelWithHead):
             UsageError: `input_ids` and `decoder_input_ids` differ in length.
         """
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
-        x = output.last_hidden_state
-        if x.shape[1] != input_ids.shape[1]:
-            raise UsageError(
-                f"decoder_input_ids have {x.shape[1]} tokens per row, but input_ids have "
-                f"{input_ids.shape[1]}. The label is predicted at the last <eos> of input_ids, so "
-                "both must have the same length"
-            )
-        eos_index = last_eos_index(input_ids, self.eos_token_id)
-        pooled = jnp.take_along_axis(x, eos_index[:, None, None], axis=1)[:, 0]
+        pooled = last_eos_state(output.last_hidden_state, input_ids, self.eos_token_id)
         logits = self.classification_head(pooled, rngs)
         return head_output(out.FlaxSeq2SeqSequenceClassifierOutput, output, logits=logits)
 

@@ -296,6 +296,32 @@ class BertModule(nnx.Module):
         token_types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids
         x = self.embeddings(input_ids, token_types, positions, rngs)
+        return self.run_encoder(
+            x,
+            attention_mask,
+            head_mask,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+
+    def run_encoder(
+        self,
+        x: jax.Array,  # (batch, length, embedding_size)
+        attention_mask: jax.Array | None,  # (batch, length)
+        head_mask: jax.Array | None,  # (layers, heads)
+        encoder_hidden_states: jax.Array | None,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None,  # (batch, source_length)
+        segment_ids: jax.Array | None,  # (batch, length)
+        *,
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> out.FlaxModelOutput:
+        """Runs the layers and the pooler on the embeddings `x`."""
         x = x if self.embeddings_project is None else self.embeddings_project(x)
         x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,

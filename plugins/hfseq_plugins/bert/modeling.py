@@ -121,7 +121,13 @@ class Predictions(VocabularyHead):
 
 
 class PreTrainingHeads(nnx.Module):
-    """Heads for masked language modeling and next sentence prediction. Named `cls` in files."""
+    """Heads for masked language modeling and next sentence prediction. Named `cls` in files.
+
+    Attributes:
+        predictions_class: Class of the language modeling head.
+    """
+
+    predictions_class: ClassVar[type[VocabularyHead]] = Predictions
 
     def __init__(
         self,
@@ -130,14 +136,20 @@ class PreTrainingHeads(nnx.Module):
         predict: bool = True,
         next_sentence: bool = False,
     ):
-        self.predictions = Predictions(config, rngs) if predict else nnx.data(None)
+        self.predictions = self.predictions_class(config, rngs) if predict else nnx.data(None)
         self.seq_relationship = (
             dense(config, config.hidden_size, 2, rngs) if next_sentence else nnx.data(None)
         )
 
 
 class LanguageModel(ModelWithHead):
-    """An encoder with a language modeling head."""
+    """An encoder with a language modeling head.
+
+    Attributes:
+        heads_class: Class of `cls`.
+    """
+
+    heads_class: ClassVar[type[PreTrainingHeads]] = PreTrainingHeads
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -145,7 +157,7 @@ class LanguageModel(ModelWithHead):
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head, with its name in checkpoints."""
-        self.cls = PreTrainingHeads(config, rngs)
+        self.cls = self.heads_class(config, rngs)
 
     @property
     def vocabulary_head(self) -> VocabularyHead:
@@ -193,10 +205,11 @@ class PreTraining(ModelWithHead):
     """Masked language modeling and next sentence prediction."""
 
     use_pooler = True
+    heads_class: ClassVar[type[PreTrainingHeads]] = PreTrainingHeads
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.cls = PreTrainingHeads(config, rngs, next_sentence=True)
+        self.cls = self.heads_class(config, rngs, next_sentence=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the encoder. Returns the logits of both heads."""
@@ -244,9 +257,14 @@ class SequenceClassification(ModelWithHead):
 
 
 class MultipleChoice(ModelWithHead):
-    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits are `(batch, choices)`.
+
+    Attributes:
+        token_inputs: Names of the other inputs with one entry per token.
+    """
 
     use_pooler = True
+    token_inputs: ClassVar[tuple[str, ...]] = ("attention_mask", "token_type_ids", "position_ids")
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -259,7 +277,7 @@ class MultipleChoice(ModelWithHead):
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
         choices = input_ids.shape[1]
-        for name in {"attention_mask", "token_type_ids", "position_ids"} & kwargs.keys():
+        for name in kwargs.keys() & set(self.token_inputs):
             kwargs[name] = kwargs[name].reshape(-1, input_ids.shape[-1])
         outputs = self.encode(input_ids.reshape(-1, input_ids.shape[-1]), rngs=rngs, **kwargs)
         logits = self.classifier(self.pool(outputs, rngs)).reshape(-1, choices)

@@ -22,6 +22,18 @@ from hfseq_plugins.bert.encoder import BertModule, dense
 from hfseq_plugins.common import num_labels
 
 
+def default_positions(
+    input_ids: jax.Array,  # (batch, length)
+    segment_ids: jax.Array | None,  # (batch, length)
+    pad_token_id: int,
+) -> jax.Array:
+    """Returns position IDs that start at `pad_token_id + 1` in each document."""
+    if segment_ids is None:
+        return nn.positions_after_padding(input_ids, pad_token_id)
+    positions = nn.positions_in_segments(segment_ids) + pad_token_id + 1
+    return jnp.where(segment_ids > 0, positions, pad_token_id)
+
+
 class RobertaModule(BertModule):
     """RoBERTa encoder without a head. It is a decoder if `config.is_decoder` is set.
 
@@ -42,10 +54,7 @@ class RobertaModule(BertModule):
         Returns:
             Position IDs, `(batch, length)`.
         """
-        if segment_ids is None:
-            return nn.positions_after_padding(input_ids, self.pad_token_id)
-        positions = nn.positions_in_segments(segment_ids) + self.pad_token_id + 1
-        return jnp.where(segment_ids > 0, positions, self.pad_token_id)
+        return default_positions(input_ids, segment_ids, self.pad_token_id)
 
 
 class RobertaMixin(bert.ModelWithHead):

@@ -75,13 +75,19 @@ class EncoderOnly(nnx.Module):
 
 
 class EncoderDecoder(EncoderOnly):
-    """Encoder and decoder without a head."""
+    """Encoder and decoder without a head.
 
+    Attributes:
+        decoder_stack: Class of the decoder.
+        output: Class of the output.
+    """
+
+    decoder_stack: ClassVar[type[Stack]] = Stack
     output: ClassVar[type[out.FlaxModelOutput]] = out.FlaxSeq2SeqModelOutput
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, separate_embeddings: bool = False):
         super().__init__(config, rngs, separate_embeddings)
-        self.decoder = Stack(config, rngs, decoder=True)
+        self.decoder = self.decoder_stack(config, rngs, decoder=True)
         if separate_embeddings:
             self.decoder.embed_tokens = token_embedding(config, rngs)
 

@@ -52,6 +52,7 @@ class Attention(nn.CachedAttention):
         super().__init__()
         self.kv_heads, self.head_dim = config.num_heads, config.d_kv
         self.causal, self.cross, self.rate = causal, cross, config.dropout_rate
+        self.max_distance = config.relative_attention_max_distance
         width, inner = config.d_model, config.num_heads * config.d_kv
         self.q = linear(config, width, inner, (inner * config.d_kv) ** -0.5, rngs)
         self.k = linear(config, width, inner, inner**-0.5, rngs)
@@ -97,12 +98,31 @@ class Attention(nn.CachedAttention):
         )
         return self.o(attn_output.reshape(*x.shape[:2], -1)), weights
 
+    def position_bias(self, queries: int) -> jax.Array:
+        """Returns the bias of the next `queries` tokens, `(1, heads, queries, keys)`."""
+        start: int | jax.Array = 0
+        keys = queries
+        if self.cached_key is not None:
+            # In scanned layers, the first axis of these arrays is the layer.
+            start, keys = self.cache_index[...].ravel()[0], self.cached_key.shape[-3]
+        table = self.relative_attention_bias.embedding[...]  # type: ignore[union-attr]  # only called if it exists
+        return nn.relative_position_bias(
+            table.reshape(table.shape[-2:]),
+            queries,
+            keys,
+            start,
+            bidirectional=not self.causal,
+            max_distance=self.max_distance,
+        )
+
 
 class SelfAttention(nnx.Module):
     """Pre-norm self-attention with residual connection."""
 
+    attention_class: ClassVar[type[Attention]] = Attention
+
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool, biased: bool):
-        self.SelfAttention = Attention(config, rngs, causal=causal, biased=biased)
+        self.SelfAttention = self.attention_class(config, rngs, causal=causal, biased=biased)
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
     def __call__(
@@ -210,15 +230,27 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """The encoder or the decoder. All blocks share the position bias of the first block."""
+    """The encoder or the decoder.
+
+    Attributes:
+        block_class: Class of the blocks.
+        shared_bias: Whether all blocks share the position bias of the first block. Otherwise each
+            block computes its own.
+    """
 
     block_class: ClassVar[type[Block]] = Block
+    shared_bias: ClassVar[bool] = True
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, decoder: bool = False):
         depth = config.num_decoder_layers if decoder else config.num_layers
         self.block = nn.Layers(
-            [self.block_class(config, rngs, decoder, biased=i == 0) for i in range(depth)],
-            shared=("relative_attention_bias", "global_relative_attention_bias"),
+            [
+                self.block_class(config, rngs, decoder, biased=i == 0 or not self.shared_bias)
+                for i in range(depth)
+            ],
+            shared=("relative_attention_bias", "global_relative_attention_bias")
+            if self.shared_bias
+            else (),
         )
         self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
         # None means that the model's shared token embeddings are used.
@@ -230,22 +262,6 @@ class Stack(nnx.Module):
         """The self-attention of the first block, which contains the shared position bias."""
         first = self.block[0] if isinstance(self.block, nn.Layers) else self.block
         return first.layer[0]
-
-    def position_bias(self, queries: int) -> jax.Array:
-        """Returns the bias of the next `queries` tokens, `(1, heads, queries, keys)`."""
-        attention, start, keys = self.first_attention.SelfAttention, 0, queries
-        if attention.cached_key is not None:
-            # In scanned layers, the first axis of these arrays is the layer.
-            start, keys = attention.cache_index[...].ravel()[0], attention.cached_key.shape[-3]
-        table = attention.relative_attention_bias.embedding[...]
-        return nn.relative_position_bias(
-            table.reshape(table.shape[-2:]),
-            queries,
-            keys,
-            start,
-            bidirectional=not self.decoder,
-            max_distance=self.max_distance,
-        )
 
     def __call__(
         self,
@@ -259,7 +275,8 @@ class Stack(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        bias = self.position_bias(embedded.shape[1]) if bias is None else bias
+        if self.shared_bias and bias is None:
+            bias = self.first_attention.SelfAttention.position_bias(embedded.shape[1])
         x, weights, inputs = nn.run_layers(
             self.block,
             self.dropout(embedded, rngs),

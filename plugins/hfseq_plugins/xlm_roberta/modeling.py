@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import XLMRobertaConfig
 
+from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq_plugins.roberta import modeling as roberta
 
@@ -12,6 +15,15 @@ class FlaxXLMRobertaPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):
     """Base class of the XLM-RoBERTa models."""
 
     config_class = XLMRobertaConfig
+
+    def __init__(self, config: XLMRobertaConfig, *args: Any, **kwargs: Any):
+        kind = getattr(config, "position_embedding_type", None) or "absolute"
+        if kind != "absolute":
+            raise UsageError(
+                f"position_embedding_type='{kind}' in the configuration: XLM-RoBERTa has absolute "
+                "positions. For Jina embeddings v3, use jinaai/jina-embeddings-v3-hf"
+            )
+        super().__init__(config, *args, **kwargs)
 
 
 class FlaxXLMRobertaModel(FlaxXLMRobertaPreTrainedModel):

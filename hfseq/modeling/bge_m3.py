@@ -1,0 +1,318 @@
+"""BGE-M3 (Chen et al., 2024): dense, sparse and multi-vector embeddings from one encoder.
+
+The encoder is an XLM-RoBERTa. Two linear layers compute a weight and a vector for each token. The
+repository stores them as `sparse_linear.pt` and `colbert_linear.pt`. The names of methods,
+arguments and results are those of `BGEM3FlagModel` in the package FlagEmbedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.checkpoints.config import fetcher, pop_download_options
+from hfseq.checkpoints.torch_files import open_torch_file
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.generation.request import text_width
+from hfseq.modeling.sentence import l2_normalize
+from hfseq.nn.cpu import rows_per_chunk
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from hfseq.modeling.pretrained import FlaxPreTrainedModel
+
+SPARSE_FILE, COLBERT_FILE = "sparse_linear.pt", "colbert_linear.pt"
+#: Tokens without a sparse weight.
+SPECIAL_TOKENS = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+
+
+class Projection(NamedTuple):
+    """A linear layer on the hidden states.
+
+    Attributes:
+        kernel: `(hidden, features)`.
+        bias: `(features,)`.
+    """
+
+    kernel: np.ndarray
+    bias: np.ndarray
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Maps float32 hidden states `(..., hidden)` to `(..., features)`."""
+        return hidden @ self.kernel + self.bias
+
+
+def read_projection(path: str | None, name: str, source: str, hidden: int) -> Projection:
+    """Reads a linear layer that `torch.save` wrote, without PyTorch.
+
+    Args:
+        path: The file, or `None` if the model has no such file.
+        name: Name of the file, for errors.
+        source: Directory or repository of the model, for errors.
+        hidden: Number of features of the hidden states.
+
+    Raises:
+        CheckpointError: The file does not exist, or is not a linear layer of the right size.
+    """
+    if path is None:
+        raise CheckpointError(
+            f"'{source}' has no {name}, so it is not a BGE-M3: load it with FlaxAutoModel to "
+            "compute dense embeddings only"
+        )
+    tensors = open_torch_file(path)
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    kernel = shapes.get("weight", ())
+    if shapes.keys() != {"weight", "bias"} or len(kernel) != 2 or kernel[1] != hidden:
+        raise CheckpointError(
+            f"{path} contains {shapes}, but a layer on {hidden} features has a weight (features, "
+            f"{hidden}) and a bias (features,)"
+        )
+    weight, bias = (np.asarray(tensors[key].read(...), np.float32) for key in ("weight", "bias"))
+    return Projection(np.ascontiguousarray(weight.T), bias)
+
+
+class BGEM3Encoder:
+    """Computes the three kinds of embeddings of BGE-M3.
+
+    Args:
+        model: The XLM-RoBERTa encoder.
+        tokenizer: Its tokenizer.
+        sparse: Layer that computes the weight of each token, with one feature.
+        colbert: Layer that computes the vector of each token.
+
+    Example:
+        >>> encoder = BGEM3Encoder.from_pretrained("BAAI/bge-m3")
+        >>> output = encoder.encode(["What is BGE M3?"], return_sparse=True)
+        >>> output["dense_vecs"].shape
+        (1, 1024)
+    """
+
+    def __init__(
+        self,
+        model: FlaxPreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sparse: Projection,
+        colbert: Projection,
+    ):
+        self.model, self.tokenizer = model, tokenizer
+        self.sparse, self.colbert = sparse, colbert
+        limits = model.max_length(), tokenizer.model_max_length, 1 << 20
+        self.limit = min(limit for limit in limits if limit)
+        self._compute = jax.jit(self._outputs)
+
+    @classmethod
+    def from_pretrained(cls, source: str, **kwargs: Any) -> BGEM3Encoder:
+        """Loads the encoder, its tokenizer and both layers.
+
+        Args:
+            source: Directory or Hub name.
+            **kwargs: Options of `FlaxAutoModel.from_pretrained`, such as `revision` and `dtype`.
+
+        Raises:
+            CheckpointError: A file of the layers is missing or invalid.
+        """
+        from transformers import AutoTokenizer
+
+        from hfseq.modeling.auto import FlaxAutoModel
+
+        download = pop_download_options(dict(kwargs))
+        fetch = fetcher(source, download)
+        model = FlaxAutoModel.from_pretrained(source, **kwargs)
+        sparse, colbert = (
+            read_projection(fetch(name), name, source, model.config.hidden_size)
+            for name in (SPARSE_FILE, COLBERT_FILE)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **download)
+        return cls(model, tokenizer, sparse, colbert)
+
+    def _outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
+        """Returns dense vectors, token weights, and the vectors of all tokens after the first."""
+        hidden = self.model(**inputs, params=params).last_hidden_state.astype(jnp.float32)
+        weights = jax.nn.relu(self.sparse(hidden))[..., 0]
+        vectors = l2_normalize(self.colbert(hidden[:, 1:]))
+        return l2_normalize(hidden[:, 0]), weights, vectors
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        batch_size: int = 32,
+        max_length: int | None = None,
+        return_dense: bool = True,
+        return_sparse: bool = False,
+        return_colbert_vecs: bool = False,
+    ) -> dict[str, Any]:
+        """Computes the requested embeddings.
+
+        Args:
+            sentences: A text or several texts.
+            batch_size: Number of texts per forward pass.
+            max_length: Maximum number of tokens. Longer texts are truncated. The default is the
+                maximum of the model.
+            return_dense: Whether to return `dense_vecs`.
+            return_sparse: Whether to return `lexical_weights`.
+            return_colbert_vecs: Whether to return `colbert_vecs`.
+
+        Returns:
+            A dict. `dense_vecs` is a float32 array `(texts, hidden)` of unit vectors,
+            `lexical_weights` a list of dicts from token IDs (as strings) to weights, and
+            `colbert_vecs` a list of arrays `(tokens, features)` of unit vectors, without the first
+            token. Entries that are not requested are `None`. For a single text, each entry is that
+            of this text.
+        """
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        limit = self.limit if max_length is None else min(max_length, self.limit)
+        if limit < 2:
+            raise UsageError(f"max_length={max_length} is too short: use at least 2 tokens")
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size}: use at least 1")
+        encoded = self.tokenizer(texts, truncation=True, max_length=limit) if texts else {}
+        rows = encoded.get("input_ids", [])
+        dense = np.zeros((len(rows), self.model.config.hidden_size), np.float32)
+        lexical: list[dict[str, float]] = [{} for _ in rows]
+        colbert: list[Any] = [None for _ in rows]
+        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+        while order:
+            width = text_width(len(rows[order[0]]), limit)
+            max_rows = rows_per_chunk(width, batch_size)
+            numbers, order = order[:max_rows], order[max_rows:]
+            batch = self._batch([rows[number] for number in numbers], width, max_rows)
+            vectors, weights, token_vectors = self._compute(self.model.params, batch)
+            dense[numbers] = np.asarray(vectors)[: len(numbers)]
+            if return_sparse:
+                for index, number in enumerate(numbers):
+                    length = len(rows[number])
+                    lexical[number] = self._lexical(
+                        rows[number], np.asarray(weights[index])[:length]
+                    )
+            if return_colbert_vecs:
+                for index, number in enumerate(numbers):
+                    length = len(rows[number]) - 1
+                    colbert[number] = np.asarray(token_vectors[index])[:length]
+        output = {
+            "dense_vecs": dense if return_dense else None,
+            "lexical_weights": lexical if return_sparse else None,
+            "colbert_vecs": colbert if return_colbert_vecs else None,
+        }
+        if isinstance(sentences, str):
+            return {name: None if value is None else value[0] for name, value in output.items()}
+        return output
+
+    def _batch(
+        self, rows: Sequence[Sequence[int]], width: int, max_rows: int
+    ) -> dict[str, np.ndarray]:
+        """Pads rows to `width`, and their number to a power of 4 or to `max_rows`.
+
+        Few programs are therefore compiled.
+        """
+        count = min(max_rows, 4 ** math.ceil(math.log(len(rows), 4)))
+        pad: Any = self.tokenizer.pad_token_id
+        ids = np.full((count, width), 0 if pad is None else pad, np.int32)
+        mask = np.zeros((count, width), np.int32)
+        for number, row in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):
+            ids[number, : len(row)], mask[number, : len(row)] = row, 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def _lexical(self, row: Sequence[int], weights: np.ndarray) -> dict[str, float]:
+        """Returns the largest weight of each token of a text, without special tokens."""
+        special = {getattr(self.tokenizer, name, None) for name in SPECIAL_TOKENS}
+        result: dict[str, float] = {}
+        for token, weight in zip(row, weights.tolist(), strict=True):
+            if token not in special and weight > result.get(str(token), 0.0):
+                result[str(token)] = weight
+        return result
+
+    def convert_id_to_token(
+        self, lexical_weights: Mapping[str, float] | Sequence[Mapping[str, float]]
+    ) -> Any:
+        """Returns lexical weights with the texts of tokens instead of their IDs."""
+        if not isinstance(lexical_weights, Mapping):
+            return [self.convert_id_to_token(weights) for weights in lexical_weights]
+        return {
+            self.tokenizer.decode([int(token)]): weight for token, weight in lexical_weights.items()
+        }
+
+    @staticmethod
+    def compute_lexical_matching_score(
+        weights_1: Mapping[str, float], weights_2: Mapping[str, float]
+    ) -> float:
+        """Returns the sum, over common tokens, of the products of their weights."""
+        return float(
+            sum(
+                weights_1[token] * weights_2[token] for token in weights_1.keys() & weights_2.keys()
+            )
+        )
+
+    @staticmethod
+    def colbert_score(query: np.ndarray, passage: np.ndarray) -> float:
+        """Returns the mean, over query tokens, of the largest product with a passage token.
+
+        Args:
+            query: Vectors of the query's tokens, `(tokens, features)`.
+            passage: Vectors of the passage's tokens, `(tokens, features)`.
+        """
+        return float((query @ passage.T).max(axis=1).mean())
+
+    def compute_score(
+        self,
+        sentence_pairs: tuple[str, str] | Sequence[tuple[str, str]],
+        batch_size: int = 32,
+        max_length: int | None = None,
+        weights_for_different_modes: Sequence[float] | None = None,
+    ) -> dict[str, Any]:
+        """Computes the similarity of pairs of a query and a passage.
+
+        Args:
+            sentence_pairs: A pair or several pairs of texts.
+            batch_size: Number of texts per forward pass.
+            max_length: Maximum number of tokens per text.
+            weights_for_different_modes: Weights of the dense, sparse and multi-vector scores in
+                their combinations. They are 1 by default.
+
+        Returns:
+            Scores by name: `dense`, `sparse`, `colbert`, and the weighted means `sparse+dense` and
+            `colbert+sparse+dense`. Each is a list with an entry for each pair, or a number for a
+            single pair.
+        """
+        single = len(sentence_pairs) == 2 and isinstance(sentence_pairs[0], str)
+        pairs: list[Any] = [sentence_pairs] if single else list(sentence_pairs)
+        for number, pair in enumerate(pairs, 1):
+            if isinstance(pair, str) or len(pair) != 2:
+                raise UsageError(f"pair {number} must be two texts, not {pair!r:.60}")
+        weights = (
+            np.ones(3)
+            if weights_for_different_modes is None
+            else np.asarray(weights_for_different_modes, float)
+        )
+        if weights.shape != (3,) or not weights[:2].sum():
+            raise UsageError(
+                f"weights_for_different_modes={weights_for_different_modes} must be three numbers, "
+                "for the dense, sparse and multi-vector scores"
+            )
+        queries, passages = (
+            self.encode([pair[side] for pair in pairs], batch_size, max_length, True, True, True)
+            for side in (0, 1)
+        )
+        dense = (queries["dense_vecs"] * passages["dense_vecs"]).sum(axis=1)
+        sparse, colbert = (
+            np.array([score(a, b) for a, b in zip(queries[name], passages[name], strict=True)])
+            for name, score in (
+                ("lexical_weights", self.compute_lexical_matching_score),
+                ("colbert_vecs", self.colbert_score),
+            )
+        )
+        both = dense * weights[0] + sparse * weights[1]
+        scores = {
+            "colbert": colbert,
+            "sparse": sparse,
+            "dense": dense,
+            "sparse+dense": both / weights[:2].sum(),
+            "colbert+sparse+dense": (both + colbert * weights[2]) / weights.sum(),
+        }
+        lists = {name: np.asarray(values, float).tolist() for name, values in scores.items()}
+        return {name: values[0] for name, values in lists.items()} if single else lists
