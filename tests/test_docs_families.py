@@ -14,15 +14,14 @@ from tests.support import models
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
-    "clip_text_model", "clip_vision_model", "dinov2", "distilbert", "electra",
-    "encoder-decoder", "esm", "eurobert", "fp8_encoder",
-    "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "longt5",
-    "marian", "mbart", "megatron-bert",
-    "mistral", "modernbert", "modernbert-decoder", "mt5", "opt", "pegasus", "qwen2", "qwen3",
-    "regnet",
-    "resnet", "roberta", "roberta-prelayernorm",
-    "roformer", "smollm3", "speech-encoder-decoder", "t5", "vision-encoder-decoder",
-    "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
+    "clip_text_model", "clip_vision_model", "cohere", "cohere2", "dinov2", "distilbert", "electra",
+    "encoder-decoder", "ernie4_5", "esm", "eurobert", "exaone4", "falcon", "fp8_encoder", "gemma",
+    "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite",
+    "helium", "llama", "longt5", "marian", "mbart", "megatron-bert", "ministral", "mistral",
+    "modernbert", "modernbert-decoder", "mt5", "olmo", "olmo2", "olmo3", "opt", "pegasus", "phi",
+    "phi3", "qwen2", "qwen3", "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer",
+    "seed_oss", "smollm3", "speech-encoder-decoder", "stablelm", "starcoder2", "t5",
+    "vision-encoder-decoder", "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
     "whisper", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: What is in the trees of their parts is on the pages of those.

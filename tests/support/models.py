@@ -26,6 +26,11 @@ _SIZES = {name: size for name, size in TINY.items() if name != "type_vocab_size"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 #: Options of Llama and of the families with a similar architecture.
 _DECODER = {**_SIZES, **_TOKENS, "num_key_value_heads": 2, "initializer_range": 0.2}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+#: Options of decoders, other than the defaults of the families so that each one has an effect.
+_ROW = {**_DECODER, **_ROPE, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+_LAYER_NORM_ROW = {**_DECODER, **_ROPE, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+_BIASES = {"attention_bias": True, "attention_dropout": 0.1}
 #: Two layers with full attention, followed by two layers with sliding-window attention.
 _QWEN_WINDOWS = {
     "use_sliding_window": True,
@@ -39,6 +44,7 @@ _GEMMA_WINDOWS = {
     "sliding_window": 5,
     "num_hidden_layers": 4,
 }
+_FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _SIDES = {
     "vocab_size": 64,
     "d_model": 32,
@@ -129,6 +135,15 @@ bloom_config = _tiny(
     n_head=4,
     initializer_range=0.2,
 )
+cohere_config = _tiny(
+    "CohereConfig", **_LAYER_NORM_ROW, **_BIASES, use_qk_norm=True, logit_scale=0.5
+)
+cohere2_config = _tiny(
+    "Cohere2Config",
+    **_LAYER_NORM_ROW | _FOUR_LAYERS | _BIASES,
+    sliding_window=5,
+    logit_scale=0.5,
+)
 # The vocabulary is small, so that most random rows contain the end token. The end token is not 2,
 # because models of Transformers treat the value 2 as a legacy case.
 clip_text_model_config = _tiny(
@@ -173,6 +188,29 @@ esm_config = _tiny(
     initializer_range=0.2,
 )
 eurobert_config = _tiny("EuroBertConfig", **_DECODER, mask_token_id=3)
+ernie4_5_config = _tiny("Ernie4_5Config", **_ROW, head_dim=12, use_bias=True)
+exaone4_config = _tiny(
+    "Exaone4Config", **_ROW | _FOUR_LAYERS, sliding_window=5, attention_dropout=0.1
+)
+falcon_config = _tiny(
+    "FalconConfig",
+    **_TOKENS,
+    **_ROPE,
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_kv_heads=2,
+    ffn_hidden_size=48,
+    max_position_embeddings=40,
+    initializer_range=0.2,
+    new_decoder_architecture=True,
+    bias=True,
+    activation="gelu_new",
+    layer_norm_epsilon=1e-3,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
 fp8_encoder_config = _tiny("Fp8EncoderConfig", "hfseq_plugins.fp8_encoder.configuration", **TINY)
 gemma_config = _tiny("GemmaConfig", **_DECODER, head_dim=12)
 # The caps of the logits are small enough to have an effect.
@@ -187,6 +225,8 @@ gemma3_text_config = _tiny(
     **_DECODER | _GEMMA_WINDOWS,
     layer_types=["sliding_attention", "full_attention"] * 2,
 )
+glm_config = _tiny("GlmConfig", **_ROW, head_dim=12, attention_dropout=0.1)
+glm4_config = _tiny("Glm4Config", **_ROW, head_dim=12, attention_dropout=0.1)
 gpt2_config = _tiny(
     "GPT2Config", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=40, **_TOKENS
 )
@@ -201,6 +241,17 @@ gpt_neo_config = _tiny(
     max_position_embeddings=40,
     **_TOKENS,
 )
+gpt_neox_config = _tiny(
+    "GPTNeoXConfig",
+    **_SIZES,
+    **_TOKENS,
+    **_ROPE,
+    initializer_range=0.2,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-3,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
 gptj_config = _tiny(
     "GPTJConfig",
     vocab_size=64,
@@ -212,6 +263,17 @@ gptj_config = _tiny(
     initializer_range=0.2,
     **_TOKENS,
 )
+granite_config = _tiny(
+    "GraniteConfig",
+    **_ROW,
+    **_BIASES,
+    mlp_bias=True,
+    embedding_multiplier=3.0,
+    attention_multiplier=0.3,
+    residual_multiplier=0.4,
+    logits_scaling=5.0,
+)
+helium_config = _tiny("HeliumConfig", **_ROW, **_BIASES, head_dim=8, mlp_bias=True)
 llama_config = _tiny("LlamaConfig", **_DECODER)
 longt5_config = _tiny(
     "LongT5Config",
@@ -226,6 +288,13 @@ marian_config = _tiny(
 )
 mbart_config = _tiny("MBartConfig", **_SIDES)
 megatron_bert_config = _tiny("MegatronBertConfig", **TINY)
+ministral_config = _tiny(
+    "MinistralConfig",
+    **_ROW | _FOUR_LAYERS,
+    head_dim=12,
+    sliding_window=5,
+    attention_dropout=0.1,
+)
 mistral_config = _tiny("MistralConfig", **_DECODER, sliding_window=5)
 _MODERNBERT = {
     **_SIZES,
@@ -240,6 +309,25 @@ _MODERNBERT = {
 modernbert_config = _tiny("ModernBertConfig", **_MODERNBERT)
 modernbert_decoder_config = _tiny("ModernBertDecoderConfig", **_MODERNBERT)
 mt5_config = _tiny("MT5Config", **_T5, relative_attention_num_buckets=8)
+_OLMO = {**_DECODER, **_ROPE, **_BIASES, "hidden_act": "gelu"}
+olmo_config = _tiny("OlmoConfig", **_OLMO, clip_qkv=0.5)
+olmo2_config = _tiny("Olmo2Config", **_OLMO, rms_norm_eps=1e-3)
+# Only the layers with full attention use YaRN.
+_OLMO3_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 10,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+olmo3_config = _tiny(
+    "Olmo3Config",
+    **_OLMO | _FOUR_LAYERS | {"rope_parameters": _OLMO3_ROPE},
+    rms_norm_eps=1e-3,
+    sliding_window=5,
+)
 opt_config = _tiny(
     "OPTConfig",
     vocab_size=64,
@@ -255,6 +343,22 @@ opt_config = _tiny(
     init_std=0.05,
 )
 pegasus_config = _tiny("PegasusConfig", **_SIDES)
+phi_config = _tiny(
+    "PhiConfig",
+    **_LAYER_NORM_ROW,
+    qk_layernorm=True,
+    attention_dropout=0.1,
+    embd_pdrop=0.1,
+    resid_pdrop=0.1,
+)
+phi3_config = _tiny(
+    "Phi3Config",
+    **_ROW,
+    sliding_window=5,
+    partial_rotary_factor=0.75,
+    attention_dropout=0.1,
+    resid_pdrop=0.1,
+)
 qwen2_config = _tiny("Qwen2Config", **_DECODER | _QWEN_WINDOWS)
 qwen3_config = _tiny("Qwen3Config", **_DECODER | _QWEN_WINDOWS, head_dim=12)
 #: A tiny RegNet of type "y".
@@ -264,12 +368,39 @@ resnet_config = _tiny("ResNetConfig", words=False, **_CONVOLUTIONS)
 roberta_config = _tiny("RobertaConfig", **TINY)
 roberta_prelayernorm_config = _tiny("RobertaPreLayerNormConfig", **TINY)
 roformer_config = _tiny("RoFormerConfig", **_SIZES, pad_token_id=0, embedding_size=32)
+seed_oss_config = _tiny(
+    "SeedOssConfig",
+    **_ROW,
+    head_dim=12,
+    mlp_bias=True,
+    attention_out_bias=True,
+    residual_dropout=0.2,
+)
 smollm3_config = _tiny(
     "SmolLM3Config",
     **_DECODER | {"num_hidden_layers": 4},
     use_sliding_window=True,
     sliding_window=5,
     no_rope_layers=[1, 0] * 2,
+)
+stablelm_config = _tiny(
+    "StableLmConfig",
+    **_LAYER_NORM_ROW,
+    qk_layernorm=True,
+    use_qkv_bias=True,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
+starcoder2_config = _tiny(
+    "Starcoder2Config",
+    **_DECODER,
+    **_ROPE,
+    hidden_act="gelu",
+    norm_epsilon=1e-3,
+    sliding_window=5,
+    attention_dropout=0.1,
+    residual_dropout=0.1,
+    embedding_dropout=0.1,
 )
 t5_config = _tiny("T5Config", **_T5, decoder_start_token_id=0, relative_attention_num_buckets=8)
 vit_config = _tiny("ViTConfig", words=False, **_VIT)
