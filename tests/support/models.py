@@ -166,6 +166,23 @@ dinov2_config = _tiny(
     num_labels=3,
     **_PICTURES,
 )
+dinov3_vit_config = _tiny(
+    "DINOv3ViTConfig",
+    words=False,
+    **_PICTURES,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-3,
+    initializer_range=0.2,
+    rope_theta=10.0,
+    key_bias=True,
+    layerscale_value=0.5,
+    use_gated_mlp=True,
+    num_register_tokens=2,
+)
 distilbert_config = _tiny(
     "DistilBertConfig",
     vocab_size=64,
@@ -283,6 +300,15 @@ longt5_config = _tiny(
     pad_token_id=0,
     eos_token_id=1,
 )
+m2m_100_config = _tiny(
+    "M2M100Config",
+    **_SIDES,
+    activation_function="gelu",
+    encoder_layerdrop=0.0,
+    decoder_layerdrop=0.0,
+    activation_dropout=0.1,
+    init_std=0.1,
+)
 marian_config = _tiny(
     "MarianConfig", **_SIDES, pad_token_id=3, decoder_start_token_id=3, eos_token_id=0
 )
@@ -375,6 +401,35 @@ seed_oss_config = _tiny(
     mlp_bias=True,
     attention_out_bias=True,
     residual_dropout=0.2,
+)
+_SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-3,
+    "attention_dropout": 0.1,
+}
+siglip_text_model_config = _tiny(
+    "SiglipTextConfig",
+    **_SIGLIP,
+    **_TOKENS,
+    vocab_size=64,
+    max_position_embeddings=24,
+    projection_size=48,
+)
+siglip_vision_model_config = _tiny("SiglipVisionConfig", words=False, **_SIGLIP, **_PICTURES)
+siglip2_text_model_config = _tiny(
+    "Siglip2TextConfig",
+    **_SIGLIP,
+    **_TOKENS,
+    vocab_size=64,
+    max_position_embeddings=24,
+    projection_size=48,
+)
+siglip2_vision_model_config = _tiny(
+    "Siglip2VisionConfig", words=False, **_SIGLIP, patch_size=2, num_patches=9
 )
 smollm3_config = _tiny(
     "SmolLM3Config",
@@ -476,6 +531,38 @@ def clip_config(**changes: Any) -> Any:
     text = clip_text_model_config(**changes)
     vision = clip_vision_model_config(**{"hidden_size": 48, **changes})
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+
+
+def _siglip(
+    class_name: str, text_config: Callable[..., Any], vision_config: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns a function that creates the configuration of a tiny SigLIP.
+
+    The keywords of the function apply to text and vision model.
+    """
+
+    def make(**changes: Any) -> Any:
+        config_class = getattr(importlib.import_module("transformers"), class_name)
+        labels = {"num_labels": changes.pop("num_labels", 2)}
+        text = text_config(**changes)
+        vision = vision_config(**{"hidden_size": 48, **changes})
+        return config_class(
+            text_config=text, vision_config=vision, initializer_factor=2.0, **labels
+        )
+
+    return make
+
+
+siglip_config = _siglip("SiglipConfig", siglip_text_model_config, siglip_vision_model_config)
+siglip2_config = _siglip("Siglip2Config", siglip2_text_model_config, siglip2_vision_model_config)
+
+
+def patches(rows: int = 8, count: int = 9, features: int = 12) -> dict[str, np.ndarray]:
+    """Returns images of different shapes as patches, for SigLIP 2."""
+    shapes = np.array([[3, 3], [2, 4], [4, 2], [1, 7], [3, 2], [2, 2], [1, 1], [9, 1]])[:rows]
+    pixels = np.random.default_rng(0).normal(size=(rows, count, features)).astype(np.float32)
+    mask = (np.arange(count) < shapes.prod(-1, keepdims=True)).astype(np.int32)
+    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 def vision_text_dual_encoder_config(**changes: Any) -> Any:
