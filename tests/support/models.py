@@ -470,6 +470,37 @@ vq_transformer_config = _tiny(
     window_size=4,
     block_size=4,
 )
+_SPEECH = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-3,
+    "conv_dim": (16, 24),
+    "conv_stride": (5, 2),
+    "conv_kernel": (6, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_proj_dropout": 0.1,
+    "classifier_proj_size": 24,
+    "use_weighted_layer_sum": True,
+    "layerdrop": 0.0,
+}
+hubert_config = _tiny(
+    "HubertConfig", **_SPEECH, feat_proj_layer_norm=False, feat_extract_activation="relu"
+)
+wavlm_config = _tiny(
+    "WavLMConfig",
+    **_SPEECH,
+    initializer_range=0.2,
+    num_buckets=8,
+    max_bucket_distance=6,
+    feat_extract_norm="layer",
+    do_stable_layer_norm=True,
+    conv_bias=True,
+)
 wav2vec2_config = _tiny(
     "Wav2Vec2Config",
     vocab_size=20,
