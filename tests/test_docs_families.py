@@ -14,13 +14,15 @@ from tests.support import models
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom",
-    "camembert", "clip", "clip_text_model", "clip_vision_model", "data2vec-text", "deberta-v2",
-    "dinov2", "distilbert", "electra", "encoder-decoder", "ernie", "esm", "eurobert", "fp8_encoder",
-    "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "gte", "jina_embeddings_v3",
-    "llama", "longt5", "marian", "mbart", "megatron-bert", "mistral", "mobilebert", "modernbert",
-    "modernbert-decoder", "mpnet", "mt5", "nomic_bert", "opt", "pegasus", "qwen2", "qwen3",
-    "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer", "smollm3",
-    "speech-encoder-decoder", "t5", "umt5", "vision-encoder-decoder", "vision-text-dual-encoder",
+    "camembert", "clip", "clip_text_model", "clip_vision_model", "cohere", "cohere2",
+    "data2vec-text", "deberta-v2", "dinov2", "distilbert", "electra", "encoder-decoder", "ernie",
+    "ernie4_5", "esm", "eurobert", "exaone4", "falcon", "fp8_encoder", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "gte", "helium",
+    "jina_embeddings_v3", "llama", "longt5", "marian", "mbart", "megatron-bert", "ministral",
+    "mistral", "mobilebert", "modernbert", "modernbert-decoder", "mpnet", "mt5", "nomic_bert",
+    "olmo", "olmo2", "olmo3", "opt", "pegasus", "phi", "phi3", "qwen2", "qwen3", "regnet", "resnet",
+    "roberta", "roberta-prelayernorm", "roformer", "seed_oss", "smollm3", "speech-encoder-decoder",
+    "stablelm", "starcoder2", "t5", "umt5", "vision-encoder-decoder", "vision-text-dual-encoder",
     "vit", "vq_transformer", "wav2vec2", "whisper", "wmt_transformer", "xglm", "xlm-roberta",
     "xlm-roberta-xl",
 ]  # fmt: skip

@@ -170,6 +170,14 @@ class FlaxGenerationMixin:
         _check_streaming(request)
         return (tokens for tokens, _ in run_steps(model, request.plan, request.operands))
 
+    def check_generation_lengths(self, prompt_length: int, stop_length: int) -> None:
+        """Raises an error if the model cannot continue prompts of this length.
+
+        Args:
+            prompt_length: Number of tokens of the longest prompt.
+            stop_length: Maximum number of tokens of prompt and continuation.
+        """
+
     def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array:
         """Changes logits before beam search scores them. Subclasses can override this."""
         return logits

@@ -212,6 +212,7 @@ def make_request(
         traced=traced,
         input_name="decoder_input_ids" if encoder_decoder else "input_ids",
     )
+    model.check_generation_lengths(lengths.prompt, lengths.stop)
     plan = Plan(
         options,
         lengths.buffer,

@@ -210,6 +210,9 @@ class GenerativeModel(Protocol):
     def max_source_length(self) -> int | None:
         """Returns the maximum length of the encoder's input, or `None` without a limit."""
 
+    def check_generation_lengths(self, prompt_length: int, stop_length: int) -> None:
+        """Raises an error if the model cannot continue prompts of this length."""
+
     def vocab_size(self, name: str = "input_ids") -> int:
         """Returns the size of the vocabulary of the input ``name``."""
 

@@ -821,7 +821,7 @@ class FlaxModel(FlaxGenerationMixin):
             if name in ("input_ids", "decoder_input_ids"):
                 self._check_ids(name, value)
             if name == "pixel_values":
-                self._check_images(value)
+                self.check_images(value)
             if name in MEDIA_INPUTS:
                 # As in Transformers 4, integers become float32 too.
                 value = jnp.asarray(value, jnp.float32)
@@ -865,7 +865,7 @@ class FlaxModel(FlaxGenerationMixin):
                 f"most {limit} ({table}): truncate the input, or use a model for longer sequences"
             )
 
-    def _check_images(self, images: Any) -> None:
+    def check_images(self, images: Any) -> None:
         """Raises a UsageError for images of an unsupported size or with channels last."""
         expected, shape, name = self.image_shape(), np.shape(images), type(self).__name__
         if len(shape) != 4:

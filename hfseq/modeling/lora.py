@@ -35,14 +35,15 @@ _ADAPTER_PART = re.compile(r"^lora_(A|B|embedding_A|embedding_B)$")
 DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "longt5"), ("q", "v")),
     **dict.fromkeys(("gpt2",), ("c_attn",)),
-    **dict.fromkeys(("bloom",), ("query_key_value",)),
+    **dict.fromkeys(("bloom", "falcon", "gpt_neox"), ("query_key_value",)),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     **dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "electra", "roberta-prelayernorm"), ("query", "value")
     ),
     **dict.fromkeys(
         ("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "opt", "gptj",
          "gpt_neo", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3",
-         "smollm3", "whisper"), ("q_proj", "v_proj")
+         "smollm3", "stablelm", "whisper"), ("q_proj", "v_proj")
     ),
 }  # fmt: skip
 #: The `task_type` of PEFT for each task head.

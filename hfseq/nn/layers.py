@@ -414,7 +414,8 @@ class LayerNorm(nnx.Module):
     """Layer normalization over the last axis, always computed in float32.
 
     Args:
-        features: Size of the last axis.
+        features: Size of the last axis, or the shape of the scale and the bias. With a shape such
+            as `(heads, features)`, each head has its own scale. Only the last axis is normalized.
         epsilon: Added to the variance.
         rngs: Not used. It is accepted so that all layers have this argument.
         use_bias: Whether there is a `bias`.
@@ -427,7 +428,7 @@ class LayerNorm(nnx.Module):
 
     def __init__(
         self,
-        features: int,
+        features: int | tuple[int, ...],
         epsilon: float,
         rngs: nnx.Rngs | None = None,
         *,

@@ -80,7 +80,8 @@ class Family:
     Attributes:
         sizes: Overrides of its configuration.
         attentions: Number of attention calls.
-        dropout: Field of the configuration with the dropout rate of the attention weights.
+        dropout: Field of the configuration with the dropout rate of the attention weights. Empty
+            if they are not dropped.
         objective: Objective of the training step.
         flash: Number of calls of hfseq's kernels in a step with dropout on an H200, if it is not
             three per attention.
@@ -180,6 +181,32 @@ FAMILIES = {
     "qwen2": Family(_DECODER, 1, "attention_dropout"),
     "qwen3": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
     "smollm3": Family(_DECODER, 1, "attention_dropout"),
+    "olmo": Family(_DECODER, 1, "attention_dropout"),
+    "olmo2": Family(_DECODER, 1, "attention_dropout"),
+    "olmo3": Family(f"{_DECODER},sliding_window=128", 1, "attention_dropout"),
+    "phi": Family(_DECODER, 1, "attention_dropout"),
+    "phi3": Family(_DECODER, 1, "attention_dropout"),
+    "granite": Family(_DECODER, 1, "attention_dropout"),
+    "glm": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "glm4": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "cohere": Family(_DECODER, 1, "attention_dropout"),
+    "cohere2": Family(f"{_DECODER},sliding_window=128", 1, "attention_dropout"),
+    "stablelm": Family(_DECODER, 1, "attention_dropout"),
+    "gpt_neox": Family(
+        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"
+        "vocab_size=1024", 1, "attention_dropout",
+    ),
+    "starcoder2": Family(f"{_DECODER},sliding_window=128", 1, "attention_dropout"),
+    "ministral": Family(
+        f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout",
+    ),
+    "exaone4": Family(f"{_DECODER},sliding_window=128", 1, "attention_dropout"),
+    "ernie4_5": Family(f"{_DECODER},head_dim=64", 1, ""),
+    "seed_oss": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "helium": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "falcon": Family(
+        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,vocab_size=1024", 1, "",
+    ),
     "modernbert-decoder": Family(_MODERN, 2, "attention_dropout"),
     "opt": Family(
         "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,ffn_dim=512,vocab_size=1024,"

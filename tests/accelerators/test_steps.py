@@ -56,6 +56,8 @@ def test_a_step_with_dropout_is_fused_on_an_h200(family):
     step = step_of(family, "h200, dropout")
     check(step, family, "h200, dropout")
     check_kept(step, family, "h200, dropout")
+    if FAMILIES[family].attentions and not FAMILIES[family].dropout:
+        return  # the program without dropout
     assert step.calls(TRITON) == FAMILIES[family].flash_calls
     assert step.calls(CUDNN, f"{CUDNN}Backward") == 0
 

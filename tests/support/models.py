@@ -26,6 +26,11 @@ _SIZES = {name: size for name, size in TINY.items() if name != "type_vocab_size"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 #: Options of Llama and of the families with a similar architecture.
 _DECODER = {**_SIZES, **_TOKENS, "num_key_value_heads": 2, "initializer_range": 0.2}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+#: Options of decoders, other than the defaults of the families so that each one has an effect.
+_ROW = {**_DECODER, **_ROPE, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+_LAYER_NORM_ROW = {**_DECODER, **_ROPE, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+_BIASES = {"attention_bias": True, "attention_dropout": 0.1}
 #: Two layers with full attention, followed by two layers with sliding-window attention.
 _QWEN_WINDOWS = {
     "use_sliding_window": True,
@@ -39,6 +44,7 @@ _GEMMA_WINDOWS = {
     "sliding_window": 5,
     "num_hidden_layers": 4,
 }
+_FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _SIDES = {
     "vocab_size": 64,
     "d_model": 32,
@@ -130,6 +136,15 @@ bloom_config = _tiny(
     initializer_range=0.2,
 )
 camembert_config = _tiny("CamembertConfig", **TINY)
+cohere_config = _tiny(
+    "CohereConfig", **_LAYER_NORM_ROW, **_BIASES, use_qk_norm=True, logit_scale=0.5
+)
+cohere2_config = _tiny(
+    "Cohere2Config",
+    **_LAYER_NORM_ROW | _FOUR_LAYERS | _BIASES,
+    sliding_window=5,
+    logit_scale=0.5,
+)
 # The vocabulary is small, so that most random rows contain the end token. The end token is not 2,
 # because models of Transformers treat the value 2 as a legacy case.
 clip_text_model_config = _tiny(
@@ -170,6 +185,23 @@ dinov2_config = _tiny(
     num_labels=3,
     **_PICTURES,
 )
+dinov3_vit_config = _tiny(
+    "DINOv3ViTConfig",
+    words=False,
+    **_PICTURES,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-3,
+    initializer_range=0.2,
+    rope_theta=10.0,
+    key_bias=True,
+    layerscale_value=0.5,
+    use_gated_mlp=True,
+    num_register_tokens=2,
+)
 distilbert_config = _tiny(
     "DistilBertConfig",
     vocab_size=64,
@@ -193,6 +225,29 @@ esm_config = _tiny(
     initializer_range=0.2,
 )
 eurobert_config = _tiny("EuroBertConfig", **_DECODER, mask_token_id=3)
+ernie4_5_config = _tiny("Ernie4_5Config", **_ROW, head_dim=12, use_bias=True)
+exaone4_config = _tiny(
+    "Exaone4Config", **_ROW | _FOUR_LAYERS, sliding_window=5, attention_dropout=0.1
+)
+falcon_config = _tiny(
+    "FalconConfig",
+    **_TOKENS,
+    **_ROPE,
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_kv_heads=2,
+    ffn_hidden_size=48,
+    max_position_embeddings=40,
+    initializer_range=0.2,
+    new_decoder_architecture=True,
+    bias=True,
+    activation="gelu_new",
+    layer_norm_epsilon=1e-3,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
 fp8_encoder_config = _tiny("Fp8EncoderConfig", "hfseq_plugins.fp8_encoder.configuration", **TINY)
 gemma_config = _tiny("GemmaConfig", **_DECODER, head_dim=12)
 # The caps of the logits are small enough to have an effect.
@@ -207,6 +262,8 @@ gemma3_text_config = _tiny(
     **_DECODER | _GEMMA_WINDOWS,
     layer_types=["sliding_attention", "full_attention"] * 2,
 )
+glm_config = _tiny("GlmConfig", **_ROW, head_dim=12, attention_dropout=0.1)
+glm4_config = _tiny("Glm4Config", **_ROW, head_dim=12, attention_dropout=0.1)
 gpt2_config = _tiny(
     "GPT2Config", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=40, **_TOKENS
 )
@@ -221,6 +278,17 @@ gpt_neo_config = _tiny(
     max_position_embeddings=40,
     **_TOKENS,
 )
+gpt_neox_config = _tiny(
+    "GPTNeoXConfig",
+    **_SIZES,
+    **_TOKENS,
+    **_ROPE,
+    initializer_range=0.2,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-3,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
 gptj_config = _tiny(
     "GPTJConfig",
     vocab_size=64,
@@ -232,6 +300,17 @@ gptj_config = _tiny(
     initializer_range=0.2,
     **_TOKENS,
 )
+granite_config = _tiny(
+    "GraniteConfig",
+    **_ROW,
+    **_BIASES,
+    mlp_bias=True,
+    embedding_multiplier=3.0,
+    attention_multiplier=0.3,
+    residual_multiplier=0.4,
+    logits_scaling=5.0,
+)
+helium_config = _tiny("HeliumConfig", **_ROW, **_BIASES, head_dim=8, mlp_bias=True)
 llama_config = _tiny("LlamaConfig", **_DECODER)
 # The initial values are small, so that activations do not magnify rounding errors of gradients.
 _ROTARY_BERT = {**_SIZES, "pad_token_id": 0, "type_vocab_size": 2, "initializer_range": 0.1}
@@ -246,11 +325,27 @@ longt5_config = _tiny(
     pad_token_id=0,
     eos_token_id=1,
 )
+m2m_100_config = _tiny(
+    "M2M100Config",
+    **_SIDES,
+    activation_function="gelu",
+    encoder_layerdrop=0.0,
+    decoder_layerdrop=0.0,
+    activation_dropout=0.1,
+    init_std=0.1,
+)
 marian_config = _tiny(
     "MarianConfig", **_SIDES, pad_token_id=3, decoder_start_token_id=3, eos_token_id=0
 )
 mbart_config = _tiny("MBartConfig", **_SIDES)
 megatron_bert_config = _tiny("MegatronBertConfig", **TINY)
+ministral_config = _tiny(
+    "MinistralConfig",
+    **_ROW | _FOUR_LAYERS,
+    head_dim=12,
+    sliding_window=5,
+    attention_dropout=0.1,
+)
 mistral_config = _tiny("MistralConfig", **_DECODER, sliding_window=5)
 mobilebert_config = _tiny(
     "MobileBertConfig",
@@ -278,6 +373,25 @@ mpnet_config = _tiny(
     initializer_range=0.2,
 )
 mt5_config = _tiny("MT5Config", **_T5, relative_attention_num_buckets=8)
+_OLMO = {**_DECODER, **_ROPE, **_BIASES, "hidden_act": "gelu"}
+olmo_config = _tiny("OlmoConfig", **_OLMO, clip_qkv=0.5)
+olmo2_config = _tiny("Olmo2Config", **_OLMO, rms_norm_eps=1e-3)
+# Only the layers with full attention use YaRN.
+_OLMO3_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 10,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+olmo3_config = _tiny(
+    "Olmo3Config",
+    **_OLMO | _FOUR_LAYERS | {"rope_parameters": _OLMO3_ROPE},
+    rms_norm_eps=1e-3,
+    sliding_window=5,
+)
 opt_config = _tiny(
     "OPTConfig",
     vocab_size=64,
@@ -293,6 +407,22 @@ opt_config = _tiny(
     init_std=0.05,
 )
 pegasus_config = _tiny("PegasusConfig", **_SIDES)
+phi_config = _tiny(
+    "PhiConfig",
+    **_LAYER_NORM_ROW,
+    qk_layernorm=True,
+    attention_dropout=0.1,
+    embd_pdrop=0.1,
+    resid_pdrop=0.1,
+)
+phi3_config = _tiny(
+    "Phi3Config",
+    **_ROW,
+    sliding_window=5,
+    partial_rotary_factor=0.75,
+    attention_dropout=0.1,
+    resid_pdrop=0.1,
+)
 qwen2_config = _tiny("Qwen2Config", **_DECODER | _QWEN_WINDOWS)
 qwen3_config = _tiny("Qwen3Config", **_DECODER | _QWEN_WINDOWS, head_dim=12)
 #: A tiny RegNet of type "y".
@@ -302,12 +432,68 @@ resnet_config = _tiny("ResNetConfig", words=False, **_CONVOLUTIONS)
 roberta_config = _tiny("RobertaConfig", **TINY)
 roberta_prelayernorm_config = _tiny("RobertaPreLayerNormConfig", **TINY)
 roformer_config = _tiny("RoFormerConfig", **_SIZES, pad_token_id=0, embedding_size=32)
+seed_oss_config = _tiny(
+    "SeedOssConfig",
+    **_ROW,
+    head_dim=12,
+    mlp_bias=True,
+    attention_out_bias=True,
+    residual_dropout=0.2,
+)
+_SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-3,
+    "attention_dropout": 0.1,
+}
+siglip_text_model_config = _tiny(
+    "SiglipTextConfig",
+    **_SIGLIP,
+    **_TOKENS,
+    vocab_size=64,
+    max_position_embeddings=24,
+    projection_size=48,
+)
+siglip_vision_model_config = _tiny("SiglipVisionConfig", words=False, **_SIGLIP, **_PICTURES)
+siglip2_text_model_config = _tiny(
+    "Siglip2TextConfig",
+    **_SIGLIP,
+    **_TOKENS,
+    vocab_size=64,
+    max_position_embeddings=24,
+    projection_size=48,
+)
+siglip2_vision_model_config = _tiny(
+    "Siglip2VisionConfig", words=False, **_SIGLIP, patch_size=2, num_patches=9
+)
 smollm3_config = _tiny(
     "SmolLM3Config",
     **_DECODER | {"num_hidden_layers": 4},
     use_sliding_window=True,
     sliding_window=5,
     no_rope_layers=[1, 0] * 2,
+)
+stablelm_config = _tiny(
+    "StableLmConfig",
+    **_LAYER_NORM_ROW,
+    qk_layernorm=True,
+    use_qkv_bias=True,
+    attention_dropout=0.1,
+    hidden_dropout=0.1,
+)
+starcoder2_config = _tiny(
+    "Starcoder2Config",
+    **_DECODER,
+    **_ROPE,
+    hidden_act="gelu",
+    norm_epsilon=1e-3,
+    sliding_window=5,
+    attention_dropout=0.1,
+    residual_dropout=0.1,
+    embedding_dropout=0.1,
 )
 t5_config = _tiny("T5Config", **_T5, decoder_start_token_id=0, relative_attention_num_buckets=8)
 umt5_config = _tiny("UMT5Config", **_T5, relative_attention_num_buckets=8)
@@ -322,6 +508,37 @@ vq_transformer_config = _tiny(
     num_codes=8,
     window_size=4,
     block_size=4,
+)
+_SPEECH = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-3,
+    "conv_dim": (16, 24),
+    "conv_stride": (5, 2),
+    "conv_kernel": (6, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_proj_dropout": 0.1,
+    "classifier_proj_size": 24,
+    "use_weighted_layer_sum": True,
+    "layerdrop": 0.0,
+}
+hubert_config = _tiny(
+    "HubertConfig", **_SPEECH, feat_proj_layer_norm=False, feat_extract_activation="relu"
+)
+wavlm_config = _tiny(
+    "WavLMConfig",
+    **_SPEECH,
+    initializer_range=0.2,
+    num_buckets=8,
+    max_bucket_distance=6,
+    feat_extract_norm="layer",
+    do_stable_layer_norm=True,
+    conv_bias=True,
 )
 wav2vec2_config = _tiny(
     "Wav2Vec2Config",
@@ -385,6 +602,38 @@ def clip_config(**changes: Any) -> Any:
     text = clip_text_model_config(**changes)
     vision = clip_vision_model_config(**{"hidden_size": 48, **changes})
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+
+
+def _siglip(
+    class_name: str, text_config: Callable[..., Any], vision_config: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns a function that creates the configuration of a tiny SigLIP.
+
+    The keywords of the function apply to text and vision model.
+    """
+
+    def make(**changes: Any) -> Any:
+        config_class = getattr(importlib.import_module("transformers"), class_name)
+        labels = {"num_labels": changes.pop("num_labels", 2)}
+        text = text_config(**changes)
+        vision = vision_config(**{"hidden_size": 48, **changes})
+        return config_class(
+            text_config=text, vision_config=vision, initializer_factor=2.0, **labels
+        )
+
+    return make
+
+
+siglip_config = _siglip("SiglipConfig", siglip_text_model_config, siglip_vision_model_config)
+siglip2_config = _siglip("Siglip2Config", siglip2_text_model_config, siglip2_vision_model_config)
+
+
+def patches(rows: int = 8, count: int = 9, features: int = 12) -> dict[str, np.ndarray]:
+    """Returns images of different shapes as patches, for SigLIP 2."""
+    shapes = np.array([[3, 3], [2, 4], [4, 2], [1, 7], [3, 2], [2, 2], [1, 1], [9, 1]])[:rows]
+    pixels = np.random.default_rng(0).normal(size=(rows, count, features)).astype(np.float32)
+    mask = (np.arange(count) < shapes.prod(-1, keepdims=True)).astype(np.int32)
+    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 def vision_text_dual_encoder_config(**changes: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,26 @@ def sinusoids(length: int, width: int) -> np.ndarray:
     table = np.concatenate(parts, axis=1).astype(np.float32)
     table.flags.writeable = False
     return table
+
+
+@functools.lru_cache(maxsize=8)
+def fairseq_frequencies(width: int) -> np.ndarray:
+    """Returns the frequencies of the sinusoidal position embeddings of fairseq.
+
+    They are rounded to float32 as in PyTorch, which makes a difference at large positions. Only the
+    exponential is computed in float64, because its float32 results differ between libraries.
+
+    Args:
+        width: Number of features.
+
+    Returns:
+        A read-only float32 array, `(width // 2,)`.
+    """
+    half = width // 2
+    exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(10000) / (half - 1))
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    frequencies.flags.writeable = False
+    return frequencies
 
 
 class SinusoidalPositions(nnx.Module):

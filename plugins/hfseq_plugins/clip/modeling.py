@@ -364,8 +364,8 @@ class CLIP(nnx.Module):
             The logits, `(images, texts)` and `(texts, images)`, the normalized embeddings, and the
             outputs of both encoders.
         """
-        image_embeds = _unit(self.visual_projection(vision_outputs.pooler_output))
-        text_embeds = _unit(self.text_projection(text_outputs.pooler_output))
+        image_embeds = unit(self.visual_projection(vision_outputs.pooler_output))
+        text_embeds = unit(self.text_projection(text_outputs.pooler_output))
         similarity = jnp.matmul(text_embeds, image_embeds.T, preferred_element_type=jnp.float32)
         logits = (similarity * jnp.exp(self.logit_scale[...])).astype(text_embeds.dtype)
         return out.FlaxCLIPOutput(
@@ -373,7 +373,7 @@ class CLIP(nnx.Module):
         )
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def unit(x: jax.Array) -> jax.Array:
     """Normalizes vectors to unit length."""
     y = x.astype(jnp.float32)
     return (y / jnp.linalg.norm(y, axis=-1, keepdims=True)).astype(x.dtype)
@@ -528,7 +528,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
-        return self._features("get_text_features", model_inputs, params, dropout_rng, train)
+        return self.features("get_text_features", model_inputs, params, dropout_rng, train)
 
     def get_image_features(
         self,
@@ -539,9 +539,9 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Returns the projected embeddings of images, `(batch, projection_dim)`, not normalized."""
         model_inputs = {"pixel_values": pixel_values}
-        return self._features("get_image_features", model_inputs, params, dropout_rng, train)
+        return self.features("get_image_features", model_inputs, params, dropout_rng, train)
 
-    def _features(
+    def features(
         self,
         method: str,
         model_inputs: dict[str, Any],
@@ -549,6 +549,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None,
         train: bool,
     ) -> Any:
+        """Calls a method of the module that returns embeddings."""
         return self.run(model_inputs, params, dropout_rng, train, False, False, True, method=method)
 
 

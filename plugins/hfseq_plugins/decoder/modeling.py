@@ -1,16 +1,15 @@
 """Llama-style decoders (Touvron et al., 2023) on Flax NNX. Module attributes are named as in
 checkpoints.
 
-A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. Some
-differences between families are not options of their configurations. `FAMILY_OPTIONS` contains
-these differences.
+A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. The
+differences between the families are described in `hfseq_plugins.decoder.options`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,89 +25,22 @@ from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
 from hfseq_plugins.common import num_labels
+from hfseq_plugins.decoder.options import (
+    FAMILY_OPTIONS,
+    FULL,
+    SLIDING,
+    FamilyOptions,
+    dropout_rate,
+    family_options,
+    head_size,
+    is_causal,
+    is_enabled,
+    layer_types,
+    rotary_layers,
+    rotary_size,
+)
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-@dataclasses.dataclass(frozen=True)
-class FamilyOptions:
-    """Differences between a family and Llama that are not options of the configuration.
-
-    Attributes:
-        sliding_window: Whether every layer uses the configuration's `sliding_window`, if it is set.
-        norm_offset: Number that is added to the weights of norms.
-        scale_embeddings: Whether embeddings are multiplied by the square root of the hidden size.
-        post_norms: Whether the output of each block is normalized before it is added to the
-            residual.
-        qk_norm: Whether queries and keys are normalized per head before rotary embeddings are
-            applied.
-        qkv_bias: Whether the query, key and value projections have biases. The output projection
-            has none.
-        softcap: Whether attention scores are capped by the configuration's
-            `attn_logit_softcapping`.
-        causal: Whether attention is causal.
-    """
-
-    sliding_window: bool = False
-    norm_offset: float = 0.0
-    scale_embeddings: bool = False
-    post_norms: bool = False
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    softcap: bool = False
-    causal: bool = True
-
-
-_GEMMA = FamilyOptions(norm_offset=1.0, scale_embeddings=True)
-FAMILY_OPTIONS = {
-    "llama": FamilyOptions(),
-    "mistral": FamilyOptions(sliding_window=True),
-    "qwen2": FamilyOptions(qkv_bias=True),
-    "qwen3": FamilyOptions(qk_norm=True),
-    "smollm3": FamilyOptions(),
-    "gemma": _GEMMA,
-    "gemma2": dataclasses.replace(_GEMMA, post_norms=True, softcap=True),
-    "gemma3_text": dataclasses.replace(_GEMMA, post_norms=True, qk_norm=True),
-    "eurobert": FamilyOptions(causal=False),
-}
-
-
-def family_options(config: PreTrainedConfig) -> FamilyOptions:
-    """Returns the `FamilyOptions` of the family that a configuration belongs to.
-
-    For a subclass of a registered configuration class, these are the options of its parent.
-    """
-    types = (vars(parent).get("model_type") for parent in type(config).__mro__)
-    return next(FAMILY_OPTIONS[name] for name in types if name in FAMILY_OPTIONS)
-
-
-def is_causal(config: PreTrainedConfig) -> bool:
-    """Returns whether attention is causal.
-
-    `is_causal=False` in the configuration makes any family bidirectional, as in Transformers. In
-    EmbeddingGemma, which is a bidirectional Gemma 3, `use_bidirectional_attention` is set instead.
-    """
-    bidirectional = getattr(config, "use_bidirectional_attention", None)
-    return family_options(config).causal and nn.is_causal(config) and not bidirectional
-
-
-def layer_types(config: PreTrainedConfig) -> list[str]:
-    """Returns the attention type of each layer, `full_attention` or `sliding_attention`.
-
-    Raises:
-        UsageError: The configuration's `layer_types` is too short or contains other values.
-    """
-    num_layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
-    types = (
-        getattr(config, "layer_types", None)
-        or [SLIDING if family_options(config).sliding_window else FULL] * num_layers
-    )
-    if len(types) < num_layers or not set(types) <= {FULL, SLIDING}:
-        raise UsageError(
-            f"layer_types={types} in the configuration must contain '{FULL}' or '{SLIDING}' for "
-            f"each of its {num_layers} layers"
-        )
-    return [FULL if window is None else layer_type for layer_type in types[:num_layers]]
+__all__ = ["FAMILY_OPTIONS", "FamilyOptions", "family_options"]
 
 
 def linear(
@@ -119,10 +51,62 @@ def linear(
     return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
 
-def head_size(config: PreTrainedConfig) -> int:
-    """Returns the number of features per attention head, by default `hidden_size / heads`."""
-    width = getattr(config, "head_dim", None)
-    return width or config.hidden_size // config.num_attention_heads
+def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm | nn.LayerNorm:
+    """Returns a norm of the kind that the family uses.
+
+    The parameter of an RMSNorm is named `weight`, as in Transformers 4.
+
+    Args:
+        config: Model configuration.
+        width: Number of features. The default is the hidden size.
+    """
+    options, width = family_options(config), width or config.hidden_size
+    epsilon = norm_epsilon(config)
+    if options.norm == "rms":
+        return nn.RMSNorm(width, epsilon, leaf="weight", offset=options.norm_offset)
+    return nn.LayerNorm(
+        width,
+        epsilon,
+        use_bias=options.norm == "layer",
+        use_scale=options.norm != "layer_without_weights",
+    )
+
+
+def norm_epsilon(config: PreTrainedConfig) -> float:
+    """Returns the epsilon of the norms."""
+    epsilon = family_options(config).norm_epsilon
+    return cast("float", getattr(config, epsilon)) if isinstance(epsilon, str) else epsilon
+
+
+class NormList(nnx.Module):
+    """LayerNorm of each attention head, with a module for each head."""
+
+    def __init__(self, heads: int, head_dim: int, epsilon: float):
+        self.norms = nnx.List(
+            [nn.LayerNorm(head_dim, epsilon, use_bias=False) for _ in range(heads)]
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, heads, head_dim)
+        return jnp.stack([norm(x[..., head, :]) for head, norm in enumerate(self.norms)], -2)
+
+
+def qk_norm(config: PreTrainedConfig, heads: int) -> nnx.Module:
+    """Returns the norm of queries or keys, see `FamilyOptions.qk_norm`.
+
+    Args:
+        config: Model configuration.
+        heads: Number of query or key heads.
+    """
+    kind, width, epsilon = family_options(config).qk_norm, head_size(config), norm_epsilon(config)
+    if kind == "rms":
+        return norm(config, width)
+    if kind == "rms_all_heads":
+        return norm(config, heads * width)
+    if kind == "layer":
+        return nn.LayerNorm(width, epsilon)
+    if kind == "layer_per_head":
+        return nn.LayerNorm((heads, width), epsilon, use_bias=False)
+    return NormList(heads, width, epsilon)
 
 
 class Attention(nn.CachedAttention):
@@ -130,26 +114,53 @@ class Attention(nn.CachedAttention):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__()
-        self.kv_heads, self.head_dim = config.num_key_value_heads, head_size(config)
-        if config.num_attention_heads % self.kv_heads:
+        self.heads = config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", self.heads)
+        self.head_dim = head_size(config)
+        if self.heads % self.kv_heads:
             raise UsageError(
-                f"num_attention_heads={config.num_attention_heads} in the configuration must be a "
+                f"num_attention_heads={self.heads} in the configuration must be a "
                 f"multiple of num_key_value_heads={self.kv_heads}: key and value heads are shared "
                 "by groups of query heads of equal size"
             )
-        options, scalar = family_options(config), getattr(config, "query_pre_attn_scalar", None)
-        self.causal, self.rate = is_causal(config), config.attention_dropout
+        options = family_options(config)
+        self.causal, self.rate = is_causal(config), getattr(config, "attention_dropout", 0.0)
+        scalar = getattr(config, "query_pre_attn_scalar", None)
         self.scale = None if scalar is None else scalar**-0.5
+        if options.multipliers:
+            self.scale = config.attention_multiplier
         self.softcap = config.attn_logit_softcapping if options.softcap else None
-        width, bias = config.hidden_size, getattr(config, "attention_bias", False)
-        inner, kv_width = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = linear(config, width, inner, rngs, bias or options.qkv_bias)
-        self.k_proj = linear(config, width, kv_width, rngs, bias or options.qkv_bias)
-        self.v_proj = linear(config, width, kv_width, rngs, bias or options.qkv_bias)
-        self.o_proj = linear(config, inner, width, rngs, bias)
-        self.q_norm, self.k_norm = (
-            norm(config, self.head_dim) if options.qk_norm else nnx.data(None) for _ in "qk"
-        )
+        self.limit = config.clip_qkv if options.clip_qkv else None
+        self.interleaved, self.output_name = options.interleaved, options.output_name
+        self.add_projections(config, rngs, is_enabled(config, options.qkv_bias))
+        inner, bias = self.heads * self.head_dim, is_enabled(config, options.output_bias)
+        if options.square_output and inner != config.hidden_size:
+            raise UsageError(
+                f"num_attention_heads={self.heads} and head_dim={self.head_dim} in the "
+                f"configuration must multiply to hidden_size={config.hidden_size}"
+            )
+        output = linear(config, inner, config.hidden_size, rngs, bias)
+        setattr(self, self.output_name, output)
+        self.norm_names: tuple[str, ...] = ()
+        self.norms_all_heads = options.qk_norm == "rms_all_heads"
+        if options.qk_norm and is_enabled(config, options.qk_norm_enabled):
+            self.norm_names = (f"q_{options.qk_norm_name}", f"k_{options.qk_norm_name}")
+            for name, heads in zip(self.norm_names, (self.heads, self.kv_heads), strict=True):
+                setattr(self, name, qk_norm(config, heads))
+
+    def add_projections(self, config: PreTrainedConfig, rngs: nnx.Rngs, bias: bool) -> None:
+        """Creates the projections that compute queries, keys and values."""
+        width, kv_width = config.hidden_size, self.kv_heads * self.head_dim
+        self.q_proj = linear(config, width, self.heads * self.head_dim, rngs, bias)
+        self.k_proj = linear(config, width, kv_width, rngs, bias)
+        self.v_proj = linear(config, width, kv_width, rngs, bias)
+
+    def project(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries, keys and values, `(batch, length, heads * head_dim)` each."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def __call__(
         self,
@@ -159,13 +170,20 @@ class Attention(nn.CachedAttention):
         rngs: Keys | None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
+        query, key, value = self.project(x)
+        if self.limit is not None:
+            query, key, value = (
+                jnp.clip(states, -self.limit, self.limit) for states in (query, key, value)
+            )
+        if self.norms_all_heads:
+            query, key = self.normalize(query, key)
         shape, causal = (*x.shape[:2], -1, self.head_dim), False
-        query, key = self.q_proj(x).reshape(shape), self.k_proj(x).reshape(shape)
-        value = self.v_proj(x).reshape(shape)
-        if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]  # created in __init__
+        query, key, value = query.reshape(shape), key.reshape(shape), value.reshape(shape)
+        if not self.norms_all_heads:
+            query, key = self.normalize(query, key)
         if rotary_emb is not None:
-            query, key = nn.rotate(query, rotary_emb), nn.rotate(key, rotary_emb)
+            query = nn.rotate(query, rotary_emb, interleaved=self.interleaved)
+            key = nn.rotate(key, rotary_emb, interleaved=self.interleaved)
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         attn_output, weights = nn.attend(
@@ -180,7 +198,40 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.o_proj(attn_output.reshape(*x.shape[:2], -1)), weights
+        output = getattr(self, self.output_name)
+        return output(attn_output.reshape(*x.shape[:2], -1)), weights
+
+    def normalize(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Applies the norms of queries and keys, if the model has them."""
+        if not self.norm_names:
+            return query, key
+        query_norm, key_norm = (getattr(self, name) for name in self.norm_names)
+        return query_norm(query), key_norm(key)
+
+
+class FusedAttention(Attention):
+    """Attention with one projection for queries, keys and values."""
+
+    def add_projections(self, config: PreTrainedConfig, rngs: nnx.Rngs, bias: bool) -> None:
+        """Creates the projection."""
+        options = family_options(config)
+        self.fused_name, self.per_head = options.fused_qkv, options.qkv_per_head
+        features = (self.heads + 2 * self.kv_heads) * self.head_dim
+        setattr(self, self.fused_name, linear(config, config.hidden_size, features, rngs, bias))
+
+    def project(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries, keys and values, `(batch, length, heads * head_dim)` each."""
+        fused = getattr(self, self.fused_name)(x)
+        if self.per_head:
+            fused = fused.reshape(*x.shape[:2], self.heads, 3, self.head_dim)
+            query, key, value = (fused[..., part, :].reshape(*x.shape[:2], -1) for part in range(3))
+            return query, key, value
+        ends = self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim
+        query, key, value = jnp.split(fused, ends, axis=-1)
+        return query, key, value
 
 
 class MLP(nnx.Module):
@@ -188,7 +239,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
-        bias = getattr(config, "mlp_bias", False)
+        bias = is_enabled(config, family_options(config).mlp_bias)
         self.gate_proj = linear(config, width, inner, rngs, bias)
         self.up_proj = linear(config, width, inner, rngs, bias)
         self.down_proj = linear(config, inner, width, rngs, bias)
@@ -202,21 +253,46 @@ class MLP(nnx.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
-def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm:
-    """Returns an RMSNorm whose parameter is named `weight`, as in Transformers 4.
+class FusedMLP(nnx.Module):
+    """Gated feed-forward block with one projection for the gate and the gated features."""
 
-    Args:
-        config: Model configuration.
-        width: Number of features. The default is the hidden size.
-    """
-    width, offset = width or config.hidden_size, family_options(config).norm_offset
-    return nn.RMSNorm(width, config.rms_norm_eps, leaf="weight", offset=offset)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = linear(config, width, 2 * inner, rngs, bias=False)
+        self.down_proj = linear(config, inner, width, rngs, bias=False)
+        self.act = nn.activation(config.hidden_act)
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
+        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+        return self.down_proj(self.act(gate) * up)
+
+
+class UngatedMLP(nnx.Module):
+    """Feed-forward block without a gate. The family defines the names of its two projections."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        options = family_options(config)
+        self.names, bias = options.mlp_names, is_enabled(config, options.mlp_bias)
+        sizes = config.hidden_size, config.intermediate_size
+        setattr(self, self.names[0], linear(config, *sizes, rngs, bias))
+        setattr(self, self.names[1], linear(config, *sizes[::-1], rngs, bias))
+        self.act = nn.activation(config.hidden_act)
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
+        inputs, outputs = (getattr(self, name) for name in self.names)
+        return outputs(self.act(inputs(x)))  # type: ignore[no-any-return]
+
+
+def feed_forward(config: PreTrainedConfig, rngs: nnx.Rngs) -> MLP | FusedMLP | UngatedMLP:
+    """Returns the feed-forward block of a layer."""
+    options = family_options(config)
+    if options.mlp_names:
+        return UngatedMLP(config, rngs)
+    return FusedMLP(config, rngs) if options.fused_mlp else MLP(config, rngs)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward block, each preceded by a norm.
-
-    In some families, each block is also followed by a norm.
+    """Attention and feed-forward block with their norms, see `NormNames`.
 
     Args:
         config: Model configuration.
@@ -229,13 +305,24 @@ class Layer(nnx.Module):
     def __init__(
         self, config: PreTrainedConfig, rngs: nnx.Rngs, attention_type: str, use_rotary: bool
     ):
+        options = family_options(config)
         self.attention_type, self.use_rotary = attention_type, use_rotary
-        self.post_norms = family_options(config).post_norms
-        self.input_layernorm, self.self_attn = norm(config), Attention(config, rngs)
-        self.post_attention_layernorm, self.mlp = norm(config), MLP(config, rngs)
-        if self.post_norms:
-            self.pre_feedforward_layernorm = norm(config)
-            self.post_feedforward_layernorm = norm(config)
+        self.parallel = is_enabled(config, options.parallel)
+        self.norm_names = dataclasses.astuple(options.norm_names)
+        self.shared_norm = self.parallel and options.shared_norm
+        if self.shared_norm:
+            self.norm_names = (*self.norm_names[:2], None, self.norm_names[3])
+        for name in filter(None, self.norm_names):
+            setattr(self, name, norm(config))
+        self.attention_name = options.attention_name
+        attention = (FusedAttention if options.fused_qkv else Attention)(config, rngs)
+        setattr(self, self.attention_name, attention)
+        self.mlp = feed_forward(config, rngs)
+        self.dropouts = tuple(
+            dropout_rate(config, name)
+            for name in (options.attention_output_dropout, options.mlp_dropout)
+        )
+        self.multiplier = config.residual_multiplier if options.multipliers else None
 
     def __call__(
         self,
@@ -246,29 +333,38 @@ class Layer(nnx.Module):
         rngs: Keys | None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
-        attn_output, weights = self.self_attn(
-            self.input_layernorm(x),
+        before_attention, after_attention, before_mlp, after_mlp = (
+            getattr(self, name) if name else lambda x: x for name in self.norm_names
+        )
+        attention_dropout, mlp_dropout = self.dropouts
+        residual, normed = x, before_attention(x)
+        attn_output, weights = getattr(self, self.attention_name)(
+            normed,
             rotary_emb[self.attention_type] if self.use_rotary else None,
             masks[self.attention_type],
             rngs,
             return_weights,
         )
-        if self.post_norms:
-            x = x + self.post_attention_layernorm(attn_output)
-            block = self.mlp(self.pre_feedforward_layernorm(x))
-            return x + self.post_feedforward_layernorm(block), weights
-        x = x + attn_output
-        return x + self.mlp(self.post_attention_layernorm(x)), weights
+        attn_output = nn.dropout(after_attention(attn_output), attention_dropout, rngs)
+        x = self.add(x, attn_output)
+        if not self.shared_norm:
+            normed = before_mlp(residual if self.parallel else x)
+        output = self.mlp(normed)
+        return self.add(x, nn.dropout(after_mlp(output), mlp_dropout, rngs)), weights
+
+    def add(self, x: jax.Array, branch: jax.Array) -> jax.Array:
+        """Adds the output of a block to the residual."""
+        return x + branch if self.multiplier is None else x + branch * self.multiplier
 
 
 class Decoder(nnx.Module):
     """Decoder without a head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        attention_types = layer_types(config)
+        attention_types, options = layer_types(config), family_options(config)
         # Each attention type may have its own rotary embedding.
         self.rotary = {
-            attention_type: nn.Rotary(config, head_size(config), attention_type)
+            attention_type: nn.Rotary(config, rotary_size(config, attention_type), attention_type)
             for attention_type in dict.fromkeys(attention_types)
         }
         self.windows: dict[str, tuple[int, int] | None] = (
@@ -278,19 +374,29 @@ class Decoder(nnx.Module):
             # The configured window size includes the query's own key, except with is_causal=False.
             side = config.sliding_window - nn.is_causal(config)
             self.windows[SLIDING] = (side, 0) if is_causal(config) else (side, side)
-        use_rotary = getattr(config, "no_rope_layers", None) or [True] * len(attention_types)
-        self.embedding_scale = (
-            config.hidden_size**0.5 if family_options(config).scale_embeddings else None
-        )
+        self.embedding_scale = config.hidden_size**0.5 if options.scale_embeddings else None
+        if options.multipliers:
+            self.embedding_scale = config.embedding_multiplier
+        self.embedding_dropout = dropout_rate(config, options.embedding_dropout)
         init = nn.normal(config.initializer_range)
-        self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
+        self.embeddings_name = options.embeddings_name
+        embeddings = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
+        setattr(self, self.embeddings_name, embeddings)
         self.layers = nn.Layers(
             [
-                Layer(config, rngs, attention_type, bool(enabled))
-                for attention_type, enabled in zip(attention_types, use_rotary, strict=False)
+                Layer(config, rngs, attention_type, enabled)
+                for attention_type, enabled in zip(
+                    attention_types, rotary_layers(config), strict=False
+                )
             ]
         )
-        self.norm = norm(config)
+        self.final_norm_name = options.final_norm_name
+        setattr(self, self.final_norm_name, norm(config))
+
+    @property
+    def embeddings(self) -> nn.Embed:
+        """The token embeddings."""
+        return cast("nn.Embed", getattr(self, self.embeddings_name))
 
     def __call__(
         self,
@@ -312,13 +418,14 @@ class Decoder(nnx.Module):
             attention_type: nn.visible(attention_mask, segment_ids, window=window)
             for attention_type, window in self.windows.items()
         }
-        x = self.embed_tokens(input_ids)
+        x = self.embeddings(input_ids)
         if self.embedding_scale is not None:
             # As in PyTorch, the factor and the scaled embeddings are rounded to the dtype of `x`.
             # The `where` does not change the result. It keeps the compiler from fusing the
             # multiplication into the first layer without this rounding.
             scaled = x * jnp.asarray(self.embedding_scale, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
+        x = nn.dropout(x, self.embedding_dropout, rngs)
         x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             x,
@@ -331,7 +438,7 @@ class Decoder(nnx.Module):
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        x = self.norm(x)
+        x = getattr(self, self.final_norm_name)(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
             hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
@@ -339,20 +446,55 @@ class Decoder(nnx.Module):
         )
 
 
-class CausalLM(nnx.Module):
+class Head(nnx.Module):
+    """Base class of task heads.
+
+    Attributes:
+        decoder_class: Class of the decoder.
+        decoder_name: Name of the decoder in checkpoints.
+    """
+
+    decoder_class: ClassVar[Callable[..., Any]] = Decoder
+    decoder_name: ClassVar[str] = "model"
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        setattr(self, self.decoder_name, self.decoder_class(config, rngs))
+
+    @property
+    def decoder(self) -> Any:
+        """The decoder."""
+        return getattr(self, self.decoder_name)
+
+
+class CausalLM(Head):
     """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.model = Decoder(config, rngs)
+        super().__init__(config, rngs)
+        options = family_options(config)
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
-        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+        self.lm_head: nn.Linear = nnx.data(None)
+        if not tied or options.head_bias:
+            self.lm_head = linear(config, *sizes, rngs, options.head_bias)
+        if tied and options.head_bias:
+            self.lm_head.kernel = nnx.data(None)  # type: ignore[assignment]  # the kernel is tied
+        self.tied = tied
         self.softcap = getattr(config, "final_logit_softcapping", None)
+        self.scale = config.logit_scale if options.logit_scale else None
+        self.divisor = config.logits_scaling if options.multipliers else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
-        output = self.model(*args, **kwargs)
-        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
-        logits = head(output.last_hidden_state)
+        output = self.decoder(*args, **kwargs)
+        x, bias = output.last_hidden_state, None if self.lm_head is None else self.lm_head.bias
+        if self.tied:
+            logits = self.decoder.embeddings.attend(x, None if bias is None else bias[...])
+        else:
+            logits = self.lm_head(x)
+        if self.scale is not None:
+            logits = logits * self.scale
+        if self.divisor is not None:
+            logits = logits / self.divisor
         if self.softcap is not None:
             logits = jnp.tanh(logits / self.softcap) * self.softcap
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -385,11 +527,12 @@ def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) 
     return jnp.take_along_axis(states, last_index[:, None, None], 1)[:, 0]
 
 
-class SequenceClassification(nnx.Module):
+class SequenceClassification(Head):
     """Sequence classification or regression, from the last token that is not padding."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.model, self.pad = Decoder(config, rngs), config.pad_token_id
+        super().__init__(config, rngs)
+        self.pad = config.pad_token_id
         self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias=False)
 
     def __call__(
@@ -399,7 +542,7 @@ class SequenceClassification(nnx.Module):
         **kwargs: Any,
     ) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, num_labels)`."""
-        output = self.model(input_ids, *args, **kwargs)
+        output = self.decoder(input_ids, *args, **kwargs)
         states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.score(states),
@@ -408,37 +551,41 @@ class SequenceClassification(nnx.Module):
         )
 
 
-class TokenClassification(nnx.Module):
-    """Token classification."""
+class TokenClassification(Head):
+    """Token classification.
+
+    Attributes:
+        classifier_name: Name of the classifier in checkpoints.
+    """
+
+    classifier_name: ClassVar[str] = "score"
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.model = Decoder(config, rngs)
+        super().__init__(config, rngs)
         rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
         bias = getattr(config, "token_classification_bias", True)
-        self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias)
+        classifier = linear(config, config.hidden_size, num_labels(config), rngs, bias)
+        setattr(self, self.classifier_name, classifier)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, num_labels)`."""
-        output = self.model(*args, rngs=rngs, **kwargs)
+        output = self.decoder(*args, rngs=rngs, **kwargs)
+        states = self.dropout(output.last_hidden_state, rngs)
         return out.FlaxTokenClassifierOutput(
-            logits=self.score(self.dropout(output.last_hidden_state, rngs)),
+            logits=getattr(self, self.classifier_name)(states),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )
 
 
-class QuestionAnswering(nnx.Module):
-    """Extractive question answering.
-
-    Attributes:
-        decoder_name: Name of the decoder in checkpoints.
-    """
+class QuestionAnswering(Head):
+    """Extractive question answering."""
 
     decoder_name = "transformer"
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        setattr(self, self.decoder_name, Decoder(config, rngs))
+        super().__init__(config, rngs)
         self.qa_outputs = linear(config, config.hidden_size, 2, rngs, bias=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
@@ -446,7 +593,7 @@ class QuestionAnswering(nnx.Module):
 
         Returns start and end logits, `(batch, length)`.
         """
-        output = getattr(self, self.decoder_name)(*args, **kwargs)
+        output = self.decoder(*args, **kwargs)
         start, end = jnp.moveaxis(self.qa_outputs(output.last_hidden_state), -1, 0)
         return out.FlaxQuestionAnsweringModelOutput(
             start_logits=start,

@@ -295,8 +295,9 @@ class FlaxEncoderDecoderPreTrainedModel(
     def _check_ids(self, name: str, ids: Any) -> None:
         self.parts["encoder" if name == "input_ids" else "decoder"]._check_ids(name, ids)
 
-    def _check_images(self, images: Any) -> None:
-        self.parts["encoder"]._check_images(images)
+    def check_images(self, images: Any) -> None:
+        """Checks the images with the method of the encoder."""
+        self.parts["encoder"].check_images(images)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the keyword arguments of the first call of `decode`, see the base class."""

@@ -9,13 +9,13 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from transformers import Wav2Vec2Config
+from transformers import PreTrainedConfig, Wav2Vec2Config
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -42,7 +42,9 @@ HE = jax.nn.initializers.he_normal()
 UNIFORM = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-def dense(config: Wav2Vec2Config, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+def dense(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
     """Creates a linear layer with the initialization of the family."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
@@ -50,7 +52,7 @@ def dense(config: Wav2Vec2Config, features_in: int, features_out: int, rngs: nnx
 class ConvLayer(nnx.Module):
     """A convolution, an optional norm, and an activation."""
 
-    def __init__(self, config: Wav2Vec2Config, number: int, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, number: int, rngs: nnx.Rngs):
         features = config.conv_dim[number]
         features_in = config.conv_dim[number - 1] if number else 1
         self.conv = nn.Conv(
@@ -81,7 +83,7 @@ class ConvLayer(nnx.Module):
 class FeatureEncoder(nnx.Module):
     """The convolutions that turn audio samples into feature vectors."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         layers = (ConvLayer(config, number, rngs) for number in range(len(config.conv_dim)))
         self.conv_layers = nnx.List(layers)
 
@@ -97,11 +99,15 @@ class FeatureEncoder(nnx.Module):
 
 
 class FeatureProjection(nnx.Module):
-    """Norm, projection to the hidden size and dropout. Also returns the output of the norm."""
+    """Norm, projection to the hidden size and dropout. Also returns the output of the norm.
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    With `feat_proj_layer_norm=False` (HuBERT), there is no norm.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.conv_dim[-1]
-        self.layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
+        has_norm = getattr(config, "feat_proj_layer_norm", True)
+        self.layer_norm = nn.LayerNorm(width, config.layer_norm_eps) if has_norm else nnx.data(None)
         self.projection = nn.Linear(
             width, config.hidden_size, UNIFORM, rngs, bias_init=nn.uniform(width)
         )
@@ -112,7 +118,7 @@ class FeatureProjection(nnx.Module):
         x: jax.Array,  # (batch, frames, features)
         rngs: Keys | None,
     ) -> tuple[jax.Array, jax.Array]:
-        normed = self.layer_norm(x)
+        normed = x if self.layer_norm is None else self.layer_norm(x)
         return self.dropout(self.projection(normed), rngs), normed
 
 
@@ -145,8 +151,13 @@ def _tap_norm(taps: jax.Array) -> jax.Array:
 class PositionalConvEmbedding(nnx.Module):
     """Relative position embeddings, computed by a grouped convolution with a wide kernel."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, taps = config.hidden_size, config.num_conv_pos_embeddings
+        if getattr(config, "conv_pos_batch_norm", False):
+            raise UsageError(
+                "conv_pos_batch_norm=True in the configuration is not supported: position "
+                "embeddings with batch normalization are not implemented"
+            )
         # Padding keeps the length. If the number of taps is even, one more position is padded on
         # the left.
         self.conv = WeightNormConv(
@@ -167,7 +178,7 @@ class PositionalConvEmbedding(nnx.Module):
 class Attention(nnx.Module):
     """Self-attention."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, self.heads = config.hidden_size, config.num_attention_heads
         if width % self.heads:
             raise UsageError(
@@ -184,6 +195,7 @@ class Attention(nnx.Module):
         mask: Mask,
         rngs: Keys | None,
         return_weights: bool,
+        position_bias: jax.Array | None = None,  # (1, heads, frames, frames)
     ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             projection(x).reshape(*x.shape[:2], self.heads, -1)
@@ -194,17 +206,25 @@ class Attention(nnx.Module):
             key,
             value,
             mask=mask,
+            bias=None if position_bias is None else self.gate_bias(x, position_bias),
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
         )
         return self.out_proj(attn_output.reshape(x.shape)), weights
 
+    def gate_bias(self, x: jax.Array, position_bias: jax.Array) -> jax.Array:
+        """Returns the bias of the attention scores, which may depend on the hidden states `x`.
+
+        Both `position_bias` and the result broadcast to `(batch, heads, frames, frames)`.
+        """
+        return position_bias
+
 
 class FeedForward(nnx.Module):
     """Two dense layers with an activation and dropout."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
         self.intermediate_dense = dense(config, width, inner, rngs)
         self.output_dense = dense(config, inner, width, rngs)
@@ -224,7 +244,7 @@ class FeedForward(nnx.Module):
 class LanguageAdapter(nnx.Module):
     """Bottleneck adapter of MMS (Pratap et al., 2023), for one layer and one language."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, cast("int", config.adapter_attn_dim)
         self.norm = nn.LayerNorm(width, EPSILON)
         self.linear_1 = dense(config, width, inner, rngs)
@@ -237,13 +257,15 @@ class LanguageAdapter(nnx.Module):
 class Layer(nnx.Module):
     """Self-attention and feed-forward. Post-norm, or pre-norm with `do_stable_layer_norm`."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
-        self.attention = Attention(config, rngs)
+    def __init__(
+        self, config: PreTrainedConfig, rngs: nnx.Rngs, attention: Attention | None = None
+    ):
+        self.attention = Attention(config, rngs) if attention is None else attention
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.feed_forward = FeedForward(config, rngs)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.norm_first = config.do_stable_layer_norm
-        has_adapter = self.norm_first and config.adapter_attn_dim is not None
+        has_adapter = self.norm_first and getattr(config, "adapter_attn_dim", None) is not None
         self.adapter_layer = LanguageAdapter(config, rngs) if has_adapter else nnx.data(None)
         self.dropout, self.layerdrop = (
             nn.Dropout(config.hidden_dropout),
@@ -254,13 +276,14 @@ class Layer(nnx.Module):
         self,
         x: jax.Array,  # (batch, frames, hidden)
         mask: Mask,
+        position_bias: jax.Array | None = None,  # (1, heads, frames, frames)
         *,
         rngs: Keys | None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         inputs, norm_first = x, self.norm_first
         y = self.layer_norm(x) if norm_first else x
-        attn_output, weights = self.attention(y, mask, rngs, return_weights)
+        attn_output, weights = self.attention(y, mask, rngs, return_weights, position_bias)
         x = x + self.dropout(attn_output, rngs)
         x = x if norm_first else self.layer_norm(x)
         x = x + self.feed_forward(self.final_layer_norm(x) if norm_first else x, rngs)
@@ -273,12 +296,20 @@ class Layer(nnx.Module):
 class Encoder(nnx.Module):
     """Convolutional position embeddings and a stack of layers."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.pos_conv_embed = PositionalConvEmbedding(config, rngs)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.layers = nn.Layers(Layer(config, rngs) for _ in range(config.num_hidden_layers))
+        self.layers = self.make_layers(config, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm_first = config.do_stable_layer_norm
+
+    def make_layers(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Layers:
+        """Returns the layers."""
+        return nn.Layers(Layer(config, rngs) for _ in range(config.num_hidden_layers))
+
+    def position_bias(self, frames: int) -> jax.Array | None:
+        """Returns the bias of the attention scores of all layers, `(1, heads, frames, frames)`."""
+        return None
 
     def __call__(
         self,
@@ -303,19 +334,21 @@ class Encoder(nnx.Module):
             self.layers,
             x,
             nn.visible(mask),
+            self.position_bias(x.shape[1]),
             rngs=rngs,
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        x = self.layer_norm(x) if self.norm_first else x
+        # As in PyTorch, the final norm is not part of the hidden states.
         states = None if inputs is None else (*inputs, x)
+        x = self.layer_norm(x) if self.norm_first else x
         return x, states, weights if output_attentions else None
 
 
 class AdapterLayer(nnx.Module):
     """A strided convolution with a gated linear unit."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = cast("int", config.output_hidden_size)
         self.conv = nn.Conv(
             width,
@@ -334,7 +367,7 @@ class AdapterLayer(nnx.Module):
 class Adapter(nnx.Module):
     """Strided convolutions after the encoder, which shorten the sequence."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, width_out = config.hidden_size, cast("int", config.output_hidden_size)
         project = width_out != width
         self.proj = dense(config, width, width_out, rngs) if project else nnx.data(None)
@@ -349,7 +382,7 @@ class Adapter(nnx.Module):
         return x
 
 
-def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | None = None) -> Any:
+def output_lengths(config: PreTrainedConfig, samples: Any, add_adapter: bool | None = None) -> Any:
     """Returns the number of frames that the model computes from audio.
 
     Args:
@@ -359,14 +392,17 @@ def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | Non
     """
     for taps, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
         samples = (samples - taps) // stride + 1
-    if config.add_adapter if add_adapter is None else add_adapter:
+    if getattr(config, "add_adapter", False) if add_adapter is None else add_adapter:
         for _ in range(config.num_adapter_layers):
             samples = (samples - 1) // config.adapter_stride + 1
     return samples
 
 
 def frame_mask(
-    config: Wav2Vec2Config, frames: int, attention_mask: jax.Array, add_adapter: bool | None = None
+    config: PreTrainedConfig,
+    frames: int,
+    attention_mask: jax.Array,
+    add_adapter: bool | None = None,
 ) -> jax.Array:
     """Converts the mask of audio samples to a mask of frames, int32 `(batch, frames)`.
 
@@ -381,9 +417,15 @@ def frame_mask(
 
 
 class Wav2Vec2(nnx.Module):
-    """Feature encoder, Transformer and optional adapter, without a head."""
+    """Feature encoder, Transformer and optional adapter, without a head.
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    Attributes:
+        encoder_class: Class of the Transformer.
+    """
+
+    encoder_class: ClassVar[type[Encoder]] = Encoder
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.config = config
         self.feature_extractor = FeatureEncoder(config, rngs)
         self.feature_projection = FeatureProjection(config, rngs)
@@ -392,8 +434,9 @@ class Wav2Vec2(nnx.Module):
             uniform = jax.nn.initializers.uniform(1.0)
             shape = (config.hidden_size,)
             self.masked_spec_embed = nnx.Param(uniform(rngs.params(), shape, jnp.float32))
-        self.encoder = Encoder(config, rngs)
-        self.adapter = Adapter(config, rngs) if config.add_adapter else nnx.data(None)
+        self.encoder = self.encoder_class(config, rngs)
+        has_adapter = getattr(config, "add_adapter", False)
+        self.adapter = Adapter(config, rngs) if has_adapter else nnx.data(None)
 
     def __call__(
         self,
@@ -446,14 +489,25 @@ class Wav2Vec2(nnx.Module):
 
 
 class CTC(nnx.Module):
-    """The encoder with a CTC head, which computes logits of the vocabulary for each frame."""
+    """The encoder with a CTC head, which computes logits of the vocabulary for each frame.
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    Attributes:
+        model_class: Class of the encoder.
+        model_name: Name of the encoder in checkpoints.
+    """
+
+    model_class: ClassVar[Callable[..., Any]] = Wav2Vec2
+    model_name: ClassVar[str] = "wav2vec2"
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         if config.vocab_size is None:
-            raise UsageError("Wav2Vec2Config.vocab_size is None. Set it to the vocabulary size")
-        self.wav2vec2 = Wav2Vec2(config, rngs)
+            raise UsageError(
+                f"{type(config).__name__}.vocab_size is None. Set it to the vocabulary size"
+            )
+        setattr(self, self.model_name, self.model_class(config, rngs))
         self.dropout = nn.Dropout(config.final_dropout)
-        width = config.output_hidden_size if config.add_adapter else config.hidden_size
+        has_adapter = getattr(config, "add_adapter", False)
+        width = config.output_hidden_size if has_adapter else config.hidden_size
         self.lm_head = dense(config, cast("int", width), config.vocab_size, rngs)
 
     def __call__(
@@ -465,7 +519,7 @@ class CTC(nnx.Module):
         rngs: Keys | None = None,
         **options: Any,
     ) -> out.FlaxModelOutput:
-        encoded = self.wav2vec2(
+        encoded = getattr(self, self.model_name)(
             input_values, attention_mask, mask_time_indices, rngs=rngs, **options
         )
         logits = self.lm_head(self.dropout(encoded.last_hidden_state, rngs))
@@ -479,7 +533,7 @@ class GumbelVectorQuantizer(nnx.Module):
     code vector of each group. See Jang et al. (2016), https://arxiv.org/abs/1611.01144.
     """
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         groups, codes = config.num_codevector_groups, config.num_codevectors_per_group
         if config.codevector_dim % groups:
             raise UsageError(
@@ -552,7 +606,7 @@ def _gumbel(keys: Keys, shape: tuple[int, ...]) -> jax.Array:
 class PreTraining(nnx.Module):
     """The pretraining model, which returns predictions for masked frames and quantized targets."""
 
-    def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.wav2vec2 = Wav2Vec2(config, rngs)
         self.dropout_features = nn.Dropout(config.feat_quantizer_dropout)
         self.quantizer = GumbelVectorQuantizer(config, rngs)
@@ -597,7 +651,7 @@ class PreTraining(nnx.Module):
 class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
     """Base class of the wav2vec 2.0 models: configuration, checkpoint names and call signature."""
 
-    config_class = Wav2Vec2Config
+    config_class: ClassVar[type[PreTrainedConfig]] = Wav2Vec2Config
     base_model_prefix = "wav2vec2"
     main_input_name = "input_values"
     weight_templates = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartDecoderPreTrainedModel
+from hfseq_plugins.bart.positions import fairseq_frequencies
 
 #: Number of unused position embeddings at the start. Position 0 uses the embedding with this index.
 OFFSET = 2
@@ -30,8 +30,7 @@ def sinusoids(length: int, width: int, pad_token_id: int | None) -> np.ndarray:
     """Returns the sinusoidal position embeddings of fairseq.
 
     The first half of the features are sines, the second half cosines. Angles are rounded to float32
-    as in PyTorch, which makes a difference at large positions. Only the exponential is computed in
-    float64, because its float32 results differ between libraries.
+    as in PyTorch.
 
     Args:
         length: Number of positions.
@@ -42,9 +41,7 @@ def sinusoids(length: int, width: int, pad_token_id: int | None) -> np.ndarray:
         A read-only float32 array, `(length, width)`.
     """
     half = width // 2
-    exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(10000) / (half - 1))
-    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
-    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
+    angles = np.arange(length, dtype=np.float32)[:, None] * fairseq_frequencies(width)
     table = np.zeros((length, width), np.float32)
     table[:, :half], table[:, half : 2 * half] = np.sin(angles), np.cos(angles)
     if pad_token_id is not None:
