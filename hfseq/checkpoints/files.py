@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -277,19 +278,20 @@ def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
     code, shape = view.get_dtype(), tuple(view.get_shape())
 
     def read(index: Index) -> np.ndarray:
-        is_part = index is not ... and bool(index)
         if code not in DTYPE_NAMES:
-            return np.asarray(view[index]) if is_part else file.get_tensor(name)
+            whole = isinstance(index, EllipsisType) or not index
+            return file.get_tensor(name) if whole else np.asarray(view[index])
         dtype = np.dtype(DTYPE_NAMES[code])
-        if not is_part:
+        if isinstance(index, EllipsisType) or not index:
             return read_aligned(path, begin, shape, dtype)
         if not code.startswith("F8"):
             return np.asarray(view[index])
         # safetensors cannot return 8-bit floats as NumPy arrays.
         start, stop, _ = index[0].indices(shape[0])
         row_size = math.prod(shape[1:]) * dtype.itemsize
-        rows = (max(0, stop - start), *shape[1:])
-        return read_aligned(path, begin + start * row_size, rows, dtype)[(slice(None), *index[1:])]
+        num_rows = max(0, stop - start)
+        rows = read_aligned(path, begin + start * row_size, (num_rows, *shape[1:]), dtype)
+        return rows[(slice(None), *index[1:])]
 
     # Unsupported dtypes are not an error here: the tensor may be a buffer that the model ignores.
     return Tensor(shape, DTYPE_NAMES.get(code, code), read)

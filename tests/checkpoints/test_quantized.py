@@ -11,7 +11,7 @@ from transformers import LlamaConfig, Qwen3Config
 from hfseq import FlaxAutoModelForCausalLM
 from hfseq.checkpoints.config import open_checkpoint
 from hfseq.checkpoints.files import tensor_from_array
-from hfseq.checkpoints.quantized import check_method, dequantize
+from hfseq.checkpoints.quantized import dequantize
 from hfseq.cli.convert import convert
 from hfseq.cli.inspect import inspect_checkpoint
 from hfseq.errors import CheckpointError, WeightsError

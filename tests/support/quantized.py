@@ -117,7 +117,7 @@ def mxfp4_packed(weight, rng):
 
 
 def mxfp4_experts(shape, rng):
-    """Returns the tensors of experts `(experts, out, in)`, and their values `(experts, in, out)`."""
+    """Returns the tensors of experts, and their values `(experts, in, out)`."""
     codes, numbers = fp4_codes(np.zeros(shape), rng)
     exponents = rng.integers(110, 130, (*shape[:2], shape[2] // 32))
     blocks = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)

@@ -23,6 +23,7 @@ from hfseq.checkpoints.quantized.weights import (
     Region,
     ceil_divide,
     expand_blocks,
+    read_region,
 )
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import WeightsError
@@ -61,14 +62,11 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
         blocks = (*[1] * (len(shape) - 2), *map(int, settings["weight_block_size"]))
         grid = tuple(ceil_divide(size, block) for size, block in zip(shape, blocks, strict=True))
         weight.require(part, shape=grid, source=f"weight_block_size {list(blocks[-2:])}")
-        read_scales = scales.read
+        read_scales = read_region(scales)
     elif scales.shape in ((), (1,), (shape[0],), (shape[0], 1)):
         grid = (scales.shape or (1,))[:1] + (1,) * (len(shape) - 1)
         blocks = tuple(max(1, size // count) for size, count in zip(shape, grid, strict=True))
-
-        def read_scales(region: Region) -> np.ndarray:
-            return scales.read(...).reshape(grid)[region]
-
+        read_scales = lambda region: scales.read(...).reshape(grid)[region]  # noqa: E731
     else:
         raise weight.error(
             f"{weight.prefix}{part} has the shape {scales.shape}, but the quantization_config has "
