@@ -263,6 +263,16 @@ def _origin(settings: Mapping[str, Any], source: str | None) -> dict[str, Any]:
     return values
 
 
+def describe_origin(config: PreTrainedConfig) -> str:
+    """Returns the quantization method that a model was dequantized from, or an empty string."""
+    values = getattr(config, "dequantized_from", None)
+    if values is None:
+        stored = quantization_settings(config)
+        values = {} if stored is None else _origin(stored, None)
+    details = (f"{name} {values[name]}" for name in _RECORDED[1:] if name in values)
+    return ", ".join(filter(None, [values.get("quant_method"), *details]))
+
+
 def raise_unknown(names: Sequence[str], location: str) -> None:
     """Raises `WeightsError` for quantized tensors that no ``quantization_config`` describes."""
     raise WeightsError(
