@@ -16,6 +16,7 @@ from hfseq.cli.convert import convert
 from hfseq.cli.inspect import inspect_checkpoint
 from hfseq.errors import CheckpointError, WeightsError
 from tests.support import quantized
+from tests.support.models import write_random_model
 from tests.support.tiers import first
 
 SIZES = {
@@ -25,31 +26,16 @@ SIZES = {
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
-def model_directory(config, folder):
-    """Writes a model directory with random weights, without compiling its initialization."""
-    model = FlaxAutoModelForCausalLM.from_config(config, _do_init=False)
-    rng = np.random.default_rng(1)
-    tensors = {
-        slot.name: 0.1 * rng.standard_normal(model.weight_map.torch_shape(slot), np.float32)
-        for slot in model.weight_map.slots
-    }
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config.architectures = [type(model).__name__.removeprefix("Flax")]
-    config.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     config = LlamaConfig(**SIZES, head_dim=16, tie_word_embeddings=False)
-    return model_directory(config, tmp_path_factory.mktemp("llama") / "model")
+    return write_random_model(config, tmp_path_factory.mktemp("llama") / "model", "ForCausalLM")
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     config = Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)
-    return model_directory(config, tmp_path_factory.mktemp("qwen") / "model")
+    return write_random_model(config, tmp_path_factory.mktemp("qwen") / "model", "ForCausalLM")
 
 
 def read(folder, dtype="float32"):
