@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import (
     Annotated,
+    Any,
     ClassVar,
     Literal,
     NamedTuple,

@@ -58,9 +58,9 @@ class GenerationPipeline(Pipeline):
     Without ``max_new_tokens`` and ``max_length``, the maximum length is that of the model's
     generation configuration, or 256 new tokens.
 
-    ``skip_special_tokens=False`` keeps special tokens in the text. ``return_details=True`` adds ``num_tokens`` and ``ended`` to each output. ``ended`` is whether
-    the text ends with an end token before the maximum length. Outputs of beam search also have
-    a ``score``.
+    ``skip_special_tokens=False`` keeps special tokens in the text. ``return_details=True`` adds
+    ``num_tokens`` and ``ended`` to each output. ``ended`` is whether the text ends with an end
+    token before the maximum length. Outputs of beam search also have a ``score``.
     """
 
     defaults = None
@@ -279,9 +279,9 @@ def continues_answer(messages: Sequence[Mapping[str, Any]], continues: bool | No
 class TextGeneration(GenerationPipeline):
     """Continues a prompt: ``[{"generated_text": …}]``.
 
-    A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``. Messages
-    of the assistant may also have ``reasoning_content`` and ``tool_calls``, and results of tools
-    have the role ``tool``. The output consists of the prompt and the generated text or message. If
+    A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``.
+    Messages of the assistant may also have ``reasoning_content`` and ``tool_calls``, and results of
+    tools have the role ``tool``. The output consists of the prompt and the generated text or message. If
     the tokenizer has a ``response_template``, it divides the generated text into ``content``,
     ``reasoning_content`` and ``tool_calls``, as in Transformers. Unlike in Transformers, decoding
     is greedy unless ``do_sample`` is set. In addition to the options of ``generate``, the pipeline

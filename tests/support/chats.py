@@ -33,15 +33,17 @@ OPEN_TEMPLATE = TEMPLATE.replace(
     "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
     "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
 )
-#: ChatML with tools and reasoning, in the style of Qwen3. The reasoning of earlier turns is omitted.
+#: ChatML with tools and reasoning, in the style of Qwen3. Reasoning of earlier turns is omitted.
 TOOL_TEMPLATE = """
-{%- if tools %}{{ '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content
-    + '\n' }}{% endif %}{{ 'tools:' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}
+{%- if tools %}{{ '<|im_start|>system\n' }}
+  {%- if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}
+  {{- 'tools:' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}
     {{- '<|im_end|>\n' }}
 {%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content
     + '<|im_end|>\n' }}{% endif %}
 {%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
 {%- for m in messages %}
   {%- if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}
   {%- elif m.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + m.content
