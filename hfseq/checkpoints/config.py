@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq.checkpoints import files, hub
 from hfseq.checkpoints.hub import check_directory
-from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
+from hfseq.checkpoints.quantized import record_dequantization
+from hfseq.checkpoints.weights import Tensor
 from hfseq.errors import (
     CheckpointError,
     ConfigError,
@@ -198,63 +199,6 @@ def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
         yield name, value, getattr(type(config), name, None)
         if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
             yield from ((f"{name}.{inner}", *rest) for inner, *rest in _attributes(value))
-
-
-#: Matches the names of tensors that only quantized checkpoints have, such as packed weights, scales
-#: and codebooks.
-QUANTIZED_TENSORS = re.compile(
-    r"(^|\.)(qweight|qzeros|g_idx|scales|zeros|weight_(packed|scale(_inv|_2)?|scales|shape|"
-    r"zero_point|format|g_idx)|input_(scale|zero_point|global_scale)|weight_global_scale|absmax|"
-    r"nested_absmax|quant_map|nested_quant_map|quant_state\.\w+|SCB|codes|codebooks|W_q|"
-    r"_data|_scale)$"
-)
-
-
-def quantization_method(config: PreTrainedConfig) -> str | None:
-    """Returns the ``quant_method`` of a configuration, or `None` if it is not quantized."""
-    stored = getattr(config, "quantization_config", None)
-    if stored is None:
-        return None
-    get = stored.get if isinstance(stored, Mapping) else lambda name: getattr(stored, name, None)
-    method = get("quant_method") or "unknown method"
-    return str(getattr(method, "value", method))
-
-
-def check_quantization(
-    config: PreTrainedConfig, tensors: Mapping[str, Tensor], location: str
-) -> None:
-    """Checks that a checkpoint does not contain quantized weights.
-
-    A checkpoint with a ``quantization_config`` is accepted if its weights were dequantized.
-
-    Raises:
-        WeightsError: The weights are quantized. The message contains the quantization method.
-    """
-    method = quantization_method(config)
-    if method is None:
-        return
-    quantized = [
-        name
-        for name, tensor in tensors.items()
-        if QUANTIZED_TENSORS.search(name)
-        or name.endswith(".weight")
-        and tensor.dtype not in FLOAT_DTYPES
-    ]
-    if quantized:
-        raise_quantized(method, quantized, location)
-    logger.info(
-        "%s has a quantization_config (%s), but its weights are not quantized", location, method
-    )
-
-
-def raise_quantized(method: str | None, names: Sequence[str], location: str) -> None:
-    """Raises `WeightsError` for a quantized checkpoint."""
-    examples = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
-    raise WeightsError(
-        f"{location} is quantized with {method or 'an unknown method'} (tensors {examples}), which "
-        "hfseq does not read. Load it in Transformers, call model.dequantize() and save the "
-        "result, or use the original checkpoint that was quantized"
-    )
 
 
 def check_against_file(
@@ -461,7 +405,9 @@ def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[s
     part = stored.get(getattr(config_class, "base_config_key", "") or "")
     if stored.get("model_type") == config_class.model_type or not isinstance(part, Mapping):
         return stored
-    return {"model_type": config_class.model_type, **part}
+    # The weights of all parts are quantized with the same settings.
+    shared = {name: stored[name] for name in ("quantization_config",) if name in stored}
+    return {"model_type": config_class.model_type, **shared, **part}
 
 
 def native_model_type(stored: Mapping[str, Any]) -> str | None:
@@ -678,7 +624,8 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
         )
         text = Path(temporary, "config.json").read_text(encoding="utf-8")
     config_dict = json.loads(text)
-    config_dict.pop("quantization_config", None)  # saved weights are never quantized
+    # Saved weights are never quantized.
+    config_dict = record_dequantization(config_dict, getattr(config, "_name_or_path", None))
     with_both = add_legacy_keys(config_dict)
     reloaded = [
         type(config).from_dict(config._decode_special_floats(copy.deepcopy(stored)))

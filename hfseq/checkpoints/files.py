@@ -14,12 +14,14 @@ import errno
 import functools
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +51,13 @@ _WEIGHTS = re.compile(
     r"|fp8_params\.safetensors|adapter_model\.safetensors"
 )
 _STAGE = ".hfseq-save-"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+#: NumPy's name of each dtype code of safetensors. ml_dtypes defines bfloat16 and the 8-bit floats.
+DTYPE_NAMES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
+    **{"U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
+}
 
 
 @dataclasses.dataclass
@@ -270,14 +278,23 @@ def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
     code, shape = view.get_dtype(), tuple(view.get_shape())
 
     def read(index: Index) -> np.ndarray:
-        if index is not ... and index:
+        if code not in DTYPE_NAMES:
+            whole = isinstance(index, EllipsisType) or not index
+            return file.get_tensor(name) if whole else np.asarray(view[index])
+        dtype = np.dtype(DTYPE_NAMES[code])
+        if isinstance(index, EllipsisType) or not index:
+            return read_aligned(path, begin, shape, dtype)
+        if not code.startswith("F8"):
             return np.asarray(view[index])
-        if code not in _DTYPES:
-            return file.get_tensor(name)
-        return read_aligned(path, begin, shape, np.dtype(_DTYPES[code]))
+        # safetensors cannot return 8-bit floats as NumPy arrays.
+        start, stop, _ = index[0].indices(shape[0])
+        row_size = math.prod(shape[1:]) * dtype.itemsize
+        num_rows = max(0, stop - start)
+        rows = read_aligned(path, begin + start * row_size, (num_rows, *shape[1:]), dtype)
+        return rows[(slice(None), *index[1:])]
 
     # Unsupported dtypes are not an error here: the tensor may be a buffer that the model ignores.
-    return Tensor(shape, _DTYPES.get(code, code), read)
+    return Tensor(shape, DTYPE_NAMES.get(code, code), read)
 
 
 def tensor_from_array(values: npt.ArrayLike) -> Tensor:

@@ -36,19 +36,8 @@ ITEM_SIZES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
 }
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-NUMPY_DTYPES = {code: name for name, code in _CODES.items()}
+NUMPY_DTYPES = files.DTYPE_NAMES
+_CODES = {name: code for code, name in NUMPY_DTYPES.items()}
 MAX_HEADER_SIZE = 100_000_000  # the limit of the safetensors library
 
 #: The msgpack extension type that Flax uses for arrays.

@@ -7,13 +7,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq.cli import flags
 from hfseq.cli.models import input_lines, prepare_devices
 from hfseq.cli.text import add_json, colorize
-from hfseq.errors import DataError, UsageError
+from hfseq.errors import DataError, UsageError, parse_json
 from hfseq.pipelines.lines import Output
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """hfseq chat HuggingFaceTB/SmolLM2-135M-Instruct
 hfseq chat my-qwen --system "Answer in one sentence." --temperature 0.7 --top_p 0.9
+hfseq chat Qwen/Qwen3-0.6B --tools tools.json --chat_template_kwargs '{"enable_thinking": false}'
 hfseq chat my-adapter --input_file questions.txt --output_file answers.jsonl --json"""
 
 
@@ -28,20 +28,20 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq chat``."""
     parser.add_argument("model", metavar="MODEL", help="Directory or Hub name of a causal LM.")
     group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="System message. Default: none.")
-    group.add_argument(
-        "--chat_template",
-        metavar="FILE",
-        help="File with a Jinja chat template. Default: the tokenizer's template.",
-    )
+    flags.add_template_flags(group)
     flags.add_flag(
         group,
         "input_file",
-        help_text="File with one user message per line; - is standard input.",
+        help_text="File with one user message per line, or a .jsonl file with one message per "
+        "line, which may be the result of a tool; - is standard input.",
         default_text="a prompt in the terminal, or standard input",
     )
     flags.add_flag(group, "output_file", default_text="standard output")
-    add_json(group, "Write a JSON object with role and content per answer.")
+    add_json(
+        group,
+        "Write a JSON object per answer, with role, content and, if the tokenizer has a "
+        "response_template, reasoning_content and tool_calls.",
+    )
     group = parser.add_argument_group("answers")
     flags.add_generation_flag(group, "max_new_tokens", 512)
     flags.add_generation_flag(
@@ -74,11 +74,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"do_sample": True, **sampling} if sampling else {}
     if sampling.get("temperature") == 0:
         options = {"do_sample": False}
-    if arguments.chat_template:
-        try:
-            options["chat_template"] = Path(arguments.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--chat_template {arguments.chat_template}: {error}") from None
+    options |= flags.template_options(arguments)
     interactive = arguments.input_file is None and sys.stdin.isatty()
     lines, name = ([], "") if interactive else input_lines(arguments.input_file, "answering")
     from hfseq.pipelines.chat import Chat
@@ -97,9 +93,12 @@ def run_chat(arguments: argparse.Namespace) -> int:
             commands = (
                 "/clear starts a new conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer"
             )
+            if arguments.tools:
+                commands += ", /tool RESULT answers a tool call"
             print(colorize(f"{arguments.model}: {commands}", "faint"), file=sys.stderr)
         hidden = arguments.json or arguments.output_file or not sys.stdout.isatty()
         turns = _typed("" if hidden else "> ") if interactive else lines
+        is_jsonl = str(arguments.input_file).endswith(".jsonl")
         for number, line in enumerate(turns, 1):
             if problem := getattr(line, "problem", None):
                 raise DataError(f"{name}:{number}: {problem}")
@@ -109,7 +108,10 @@ def run_chat(arguments: argparse.Namespace) -> int:
             if text == "/clear":
                 chat.clear()
             elif text:
-                _answer(chat, text, arguments, output, interactive)
+                message = _parse_message(text, name, number) if is_jsonl else text
+                if interactive and text.startswith("/tool "):
+                    message = {"role": "tool", "content": text.removeprefix("/tool ")}
+                _answer(chat, message, arguments, output, interactive)
     return 0
 
 
@@ -126,14 +128,29 @@ def _typed(prompt: str) -> Iterator[str]:
         yield text
 
 
+def _parse_message(text: str, name: str, number: int) -> str | dict[str, Any]:
+    """Parses a line of a .jsonl file: a user message as a string, or a message with a role."""
+    try:
+        message = parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{name}:{number}: {error}") from None
+    if not isinstance(message, str | dict):
+        raise DataError(f"{name}:{number}: {text:.60} is neither a string nor a message")
+    return message
+
+
 def _answer(
-    chat: Chat, text: str, arguments: argparse.Namespace, output: Output, interactive: bool
+    chat: Chat,
+    message: str | dict[str, Any],
+    arguments: argparse.Namespace,
+    output: Output,
+    interactive: bool,
 ) -> None:
     """Prints the answer while it is generated, or writes it when it is complete."""
     streamed, dropped = not arguments.json and output.name is None, chat.dropped_turns
     content = ""
     try:
-        with contextlib.closing(chat.reply(text)) as pieces:
+        with contextlib.closing(chat.reply(message)) as pieces:
             for piece in pieces:
                 content += piece
                 if streamed:
@@ -149,7 +166,7 @@ def _answer(
     if streamed:
         print(flush=True)
     elif arguments.json:
-        output.write(json.dumps({"role": "assistant", "content": content}, ensure_ascii=False))
+        output.write(json.dumps(chat.messages[-1], ensure_ascii=False))
     else:
         output.write(content)
     if chat.dropped_turns and not dropped:

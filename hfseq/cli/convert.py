@@ -259,9 +259,9 @@ def convert(
     weights = checkpoint.weights if adapter is None else location
     opened = open_checkpoint(weights, download)
     options = {} if adapter is None else {"peft_config": adapter.config}
-    model = build_abstract_model(cls, location, opened.tensors, download, **options)
-    tensors = opened.tensors
+    model, tensors = build_abstract_model(cls, location, opened.tensors, download, **options)
     if adapter is not None:
+        opened.tensors = tensors
         tensors = lora.combine_tensors(adapter, opened, model.file_map, model.vocab_size())
     _, report = model.match_tensors(tensors, native=opened.native)
     if strict and (mismatches := describe_mismatches(model, report, opened.native)):
@@ -314,8 +314,8 @@ def build_abstract_model(
     tensors: Mapping[str, Tensor],
     download: Mapping[str, Any] | None = None,
     **arguments: Any,
-) -> FlaxPreTrainedModel:
-    """Returns the model of a checkpoint without parameter values.
+) -> tuple[FlaxPreTrainedModel, dict[str, Tensor]]:
+    """Returns the model of a checkpoint without parameter values, and its dequantized tensors.
 
     Args:
         cls: The model class.
@@ -324,16 +324,17 @@ def build_abstract_model(
         download: Download options.
         **arguments: Further arguments of the class.
     """
-    from hfseq.checkpoints.config import check_quantization, load_config
+    from hfseq.checkpoints.config import load_config
     from hfseq.checkpoints.headers import WeightsNotDownloaded
+    from hfseq.checkpoints.quantized import dequantize
 
     config, _ = load_config(cls, location, None, download or {}, {})
-    check_quantization(config, tensors, location)
+    dequantized = dequantize(tensors, config, location)
     try:
-        options = cls.checkpoint_options(tensors, config)
+        options = cls.checkpoint_options(dequantized, config)
     except WeightsNotDownloaded:  # only the headers of models on the Hub are read
         options = {}
-    return cls(config, _do_init=False, **{**options, **arguments})
+    return cls(config, _do_init=False, **{**options, **arguments}), dequantized
 
 
 def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: bool) -> list[str]:

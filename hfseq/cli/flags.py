@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hfseq.cli.text import add_hidden_alias
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, parse_json
 
 
 class AtLeastOne(argparse.Action):
@@ -171,3 +172,68 @@ def add_output_flags(
     add_flag(group, "output_file", default_text="standard output", help_text=output_file)
     group.add_argument("--json", action="store_true", help=json_text)
     add_flag(group, "disable_tqdm")
+
+
+def add_template_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags of commands that format conversations with a chat template."""
+    group.add_argument("--system", metavar="TEXT", help="System message. Default: none.")
+    group.add_argument(
+        "--chat_template",
+        metavar="FILE",
+        help="File with a Jinja chat template. Default: the tokenizer's template.",
+    )
+    group.add_argument(
+        "--chat_template_kwargs",
+        metavar="JSON",
+        help="Variables of the chat template, e.g. '{\"enable_thinking\": false}'.",
+    )
+    group.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="JSON file with the schemas of the functions that the model may call.",
+    )
+
+
+def template_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the flags of `add_template_flags`, except ``--system``.
+
+    Returns:
+        A dictionary with those of the keys ``chat_template``, ``chat_template_kwargs`` and
+        ``tools`` whose flags are set.
+
+    Raises:
+        UsageError: A file cannot be read, or its content is not valid.
+    """
+    options: dict[str, Any] = {}
+    if arguments.chat_template:
+        options["chat_template"] = _read_text("--chat_template", arguments.chat_template)
+    if arguments.chat_template_kwargs is not None:
+        flag = f"--chat_template_kwargs {arguments.chat_template_kwargs}"
+        variables = _parse_json(flag, arguments.chat_template_kwargs)
+        if not isinstance(variables, dict):
+            raise UsageError(
+                f"{flag} is not a JSON object, such as '{{\"enable_thinking\": false}}'"
+            )
+        options["chat_template_kwargs"] = variables
+    if arguments.tools:
+        flag = f"--tools {arguments.tools}"
+        tools = _parse_json(flag, _read_text("--tools", arguments.tools))
+        tools = tools if isinstance(tools, list) else [tools]
+        if not tools or not all(isinstance(tool, dict) for tool in tools):
+            raise UsageError(f"{flag} must contain a JSON list of function schemas")
+        options["tools"] = tools
+    return options
+
+
+def _read_text(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag} {name}: {error}") from None
+
+
+def _parse_json(flag: str, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} is not valid JSON: {error}") from None

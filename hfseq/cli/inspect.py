@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
 from hfseq.checkpoints import hub
@@ -22,6 +23,9 @@ from hfseq.plugins.registry import (
     target_name,
     torch_auto_class_name,
 )
+
+if TYPE_CHECKING:
+    from hfseq.checkpoints.weights import Tensor
 
 EXAMPLES = """hfseq inspect my-roberta
 hfseq inspect my-roberta --values
@@ -103,6 +107,10 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
         )
         yield "", [f"{count:>13,}  {name}" for name, count in modules]
         template = "{}: {tensors} tensors, {bytes:,} bytes"
+        if settings := report["quantization"]:
+            names = ("bits", "format", "checkpoint_format", "version", "group_size")
+            details = [f"{name} {settings[name]}" for name in names if settings.get(name)]
+            yield "quantization", ", ".join([str(settings.get("quant_method")), *details])
         yield "types", [template.format(code, **row) for code, row in parameters["dtypes"].items()]
         yield "files", [template.format(file["name"], **file) for file in report["files"]]
     if report["not_read"]:
@@ -146,15 +154,18 @@ def inspect_checkpoint(
 
     checkpoint = Checkpoint(name)
     weights, problems = checkpoint.weights, checkpoint.problems
+    tensors, quantization = checkpoint.dequantize()
     counts = {
-        name: entry.count
-        for name, (_, entry) in weights.entries.items()
-        if headers.NUMPY_DTYPES.get(entry.dtype_code) in FLOAT_DTYPES
-        or entry.dtype_code not in headers.NUMPY_DTYPES
+        name: math.prod(tensor.shape)
+        for name, tensor in tensors.items()
+        if tensor.dtype in FLOAT_DTYPES
+        or tensor.dtype.startswith("float8")
+        or tensor.dtype not in headers.NUMPY_DTYPES.values()
     }
     report = {
         "source": name,
         **checkpoint.architecture(),
+        "quantization": quantization,
         "parameters": {
             "total": sum(counts.values()),
             "modules": _by_module(counts, 1),
@@ -213,6 +224,7 @@ class Checkpoint:
         self.folder = Path(self.location) if Path(self.location).is_dir() else None
         self.fetch = fetcher(self.location, {})
         self.problems: list[str] = []
+        self._is_dequantized = True
         self.stored = self.read_json("config.json")
         if self.fetch("config.json") is None:
             self.problems.append("no config.json")
@@ -320,14 +332,37 @@ class Checkpoint:
         )
         return {"checkpoints": steps, "logged_step": logged}
 
+    def dequantize(self) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+        """Returns the tensors after dequantization, and the quantization settings or `None`.
+
+        If the weights cannot be dequantized, adds a problem and returns the stored tensors.
+        """
+        from hfseq.checkpoints import quantized
+        from hfseq.checkpoints.headers import WeightsNotDownloaded
+
+        tensors = self.weights.tensors()
+        try:
+            settings = quantized.check_method(self.stored, self.location)
+            if settings is None:
+                return tensors, None
+            return quantized.dequantize(tensors, self.stored, self.location), settings
+        except WeightsNotDownloaded:  # some formats store the shapes of the weights as tensors
+            pass
+        except HfseqError as error:
+            self.problems.append(first_line(error))
+        stored = self.stored.get("quantization_config")
+        self._is_dequantized = False
+        return tensors, dict(stored) if isinstance(stored, Mapping) else {}
+
     def compare_names(self) -> dict[str, Any] | None:
         """Compares the tensors with the model class of config.json."""
         from hfseq.modeling.auto import find_class
 
-        tensors = self.weights.tensors()
+        if not self._is_dequantized:
+            return None
         try:
             cls = find_class(self.stored, self.location)
-            model = build_abstract_model(cls, self.location, tensors)
+            model, tensors = build_abstract_model(cls, self.location, self.weights.tensors())
         except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
             self.problems.append(f"cannot build the model class: {first_line(error)}")
             return None

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.cli import flags
 from hfseq.cli.text import add_hidden_alias, colorize
-from hfseq.errors import DataError, UsageError, first_line, run_command, write_atomically
+from hfseq.errors import (
+    DataError,
+    UsageError,
+    first_line,
+    parse_json,
+    run_command,
+    write_atomically,
+)
 from hfseq.pipelines.lines import (
     LONG_LINE_POLICIES,
     BadLine,
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 EXAMPLES = """hfseq generate my-gpt2 "Once upon a time"
 hfseq generate my-gpt2 "The law" --do_sample --temperature 0.8 --top_p 0.95 --seed 7
 hfseq generate my-t5 --input_file questions.txt --num_beams 4 --json > answers.jsonl
+hfseq generate my-qwen "Who wrote this?" --chat --chat_template_kwargs '{"enable_thinking": false}'
 cat chapter.txt | hfseq generate my-gpt2 --whole_input --max_new_tokens 200"""
 
 #: Spelling of a mask that all models accept, for help texts.
@@ -210,6 +218,15 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         help="Print tokens while they are generated. Default: on a terminal, for a single prompt "
         "without beams.",
     )
+    group = parser.add_argument_group("chat template")
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="Format each prompt with the chat template, as a message of the user. In a .jsonl "
+        "file, a prompt is a list of messages, or an object with messages, tools and "
+        "chat_template_kwargs.",
+    )
+    flags.add_template_flags(group)
     group = parser.add_argument_group("search")
     group.add_argument("--do_sample", action="store_true", help="Sample tokens.")
     flags.add_flag(group, "seed")
@@ -240,8 +257,13 @@ def run_generate(arguments: argparse.Namespace) -> int:
             f"--num_return_sequences {count} requires --do_sample, or --num_beams of at least "
             f"{count}: greedy search generates one text"
         )
+    template_flags = ("system", "chat_template", "chat_template_kwargs", "tools")
+    unused = [name for name in template_flags if getattr(arguments, name) and not arguments.chat]
+    if unused:
+        problems.append(f"--{unused[0]} requires --chat: other prompts are not formatted")
     if problems:
         raise UsageError("; ".join(problems))
+    options |= flags.template_options(arguments)
     prompts = list(arguments.prompts)
     if not prompts:
         lines, name = input_lines(arguments.input_file, "continuing")
@@ -255,19 +277,45 @@ def run_generate(arguments: argparse.Namespace) -> int:
             prompts = [prompt for prompt in prompts if prompt]
     if not prompts:
         raise UsageError("no prompt: the input is empty")
+    inputs: list[Any] = prompts
+    if arguments.chat:
+        is_jsonl = str(arguments.input_file).endswith(".jsonl") and not arguments.whole_input
+        inputs = [_parse_chat(prompt, arguments.system, is_jsonl) for prompt in prompts]
     with Output(arguments.output_file) as output:
-        _generate(arguments, prompts, options, output)
+        _generate(arguments, inputs, options, output)
     return 0
 
 
+def _parse_chat(prompt: str, system: str | None, is_json: bool) -> dict[str, Any]:
+    """Returns a dictionary with the messages of a prompt.
+
+    Args:
+        prompt: A message of the user, or JSON text.
+        system: The system message, or `None`.
+        is_json: Whether the prompt is JSON text: messages, or an object with messages.
+    """
+    chat: Any = {"messages": [{"role": "user", "content": prompt}]}
+    if is_json:
+        try:
+            chat = parse_json(prompt)
+        except ValueError as error:
+            raise UsageError(f"the prompt {prompt:.60} is not valid JSON: {error}") from None
+        chat = {"messages": chat} if isinstance(chat, list) else chat
+        if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
+            raise UsageError(f"the prompt {prompt:.60} contains no list of messages")
+    if system is not None:
+        chat["messages"] = [{"role": "system", "content": system}, *chat["messages"]]
+    return chat
+
+
 def _generate(
-    arguments: argparse.Namespace, prompts: list[str], options: dict[str, Any], output: Output
+    arguments: argparse.Namespace, prompts: list[Any], options: dict[str, Any], output: Output
 ) -> None:
     """Writes the texts that continue or answer the prompts.
 
     Args:
         arguments: The flags of the command.
-        prompts: The prompts.
+        prompts: The prompts, which are texts or dictionaries with messages.
         options: Options of generation.
         output: Where to write.
     """
@@ -280,7 +328,11 @@ def _generate(
     task = generation_task(arguments.model)
     generator: Any = pipeline(task, arguments.model, precision=arguments.precision)
     is_causal = task == "text-generation"
-    show_prompt = is_causal and not arguments.continuation_only
+    if arguments.chat and not is_causal:
+        raise UsageError(f"--chat requires a causal model, but {arguments.model} is none")
+    if (template := options.pop("chat_template", None)) is not None:
+        generator.tokenizer.chat_template = template
+    show_prompt = is_causal and not arguments.continuation_only and not arguments.chat
     is_single = options.get("num_beams", 1 if is_causal else 4) == 1 == count
     can_stream = len(prompts) == 1 and is_single and not arguments.json and to_stdout
     if arguments.stream and not can_stream:
@@ -313,10 +365,12 @@ def _generate(
                     "text": each["generated_text"],
                     "tokens": each["num_tokens"],
                     "ended": each["ended"],
+                    **({"message": each["message"]} if "message" in each else {}),
                 }
                 for each in answer.output
             ]
-            output.write(json.dumps({"prompt": prompt, "sequences": rows}, ensure_ascii=False))
+            shown = prompt["messages"] if arguments.chat else prompt
+            output.write(json.dumps({"prompt": shown, "sequences": rows}, ensure_ascii=False))
             continue
         for index, sequence in enumerate(answer.output, 1):
             if len(prompts) * len(answer.output) > 1:

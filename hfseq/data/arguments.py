@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import (
     Annotated,
+    Any,
     ClassVar,
     Literal,
     NamedTuple,
@@ -21,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from hfseq.errors import UsageError, did_you_mean
+from hfseq.errors import UsageError, did_you_mean, parse_json
 
 Value = TypeVar("Value")
 
@@ -769,6 +770,11 @@ class ChatArguments(RecordArguments):
         None,
         "Chat template: a .jinja file, or a directory or Hub name of a tokenizer that has one.",
     )
+    chat_template_kwargs: str | None = option(
+        None,
+        "Variables of the chat template as a JSON object, e.g. '{\"enable_thinking\": false}'. "
+        "Values in the column chat_template_kwargs take precedence.",
+    )
     eos_token: str | None = option(
         None,
         "Token that ends a turn or a text, if it is not the tokenizer's EOS token, e.g. "
@@ -781,7 +787,13 @@ class ChatArguments(RecordArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Also yields an error if `--max_length` and `--max_seq_length` differ."""
+        """Also yields an error for contradictory lengths and for invalid template variables."""
+        try:
+            self.template_variables  # noqa: B018
+        except ValueError as error:
+            yield (
+                f"--chat_template_kwargs {self.chat_template_kwargs} is not a JSON object: {error}"
+            )
         length, other_length = self.max_length, self.max_seq_length
         if length and other_length and length != other_length:
             yield (
@@ -794,6 +806,14 @@ class ChatArguments(RecordArguments):
     def row_length(self) -> int | None:
         """The requested maximum length of an example in tokens."""
         return self.max_length or self.max_seq_length
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that `--chat_template_kwargs` contains."""
+        variables = parse_json(self.chat_template_kwargs or "{}")
+        if not isinstance(variables, dict):
+            raise ValueError(f"it is of type {type(variables).__name__}")
+        return variables
 
 
 @dataclass

@@ -258,9 +258,10 @@ class ChatEncoder:
         answers_only = self.assistant_only if answers_only is None else answers_only
         tools = example.get("tools")
         try:
-            template_options = example.get("chat_template_kwargs") or {}
-            options = self.tokenizer.special_tokens_map | template_options
-            tools = json.loads(tools) if isinstance(tools, str) else tools
+            variables = without_none(example.get("chat_template_kwargs") or {})
+            options = self.tokenizer.special_tokens_map | self.arguments.template_variables
+            options = options | variables
+            tools = json.loads(tools) if isinstance(tools, str) else without_none(tools)
             rendered: Any = render_jinja_template(  # the function's type annotation is wrong
                 [messages],
                 tools=tools,
@@ -332,6 +333,17 @@ def check_text(value: object, column: str, empty: bool = False) -> str:
     return value
 
 
+def without_none(value: Any) -> Any:
+    """Removes keys whose value is `None` from dictionaries, also from nested ones.
+
+    A column of a table has the same keys in all rows. For a message, a tool call or a function
+    schema without one of them, the table contains `None`.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_none(part) for name, part in value.items() if part is not None}
+    return [without_none(part) for part in value] if isinstance(value, list) else value
+
+
 def check_messages(value: object) -> list[dict[str, Any]]:
     """Returns messages with "role" and "content".
 
@@ -348,8 +360,7 @@ def check_messages(value: object) -> list[dict[str, Any]]:
             raise InvalidExample(
                 f"message {number} must have a role and a content, but is {message!r:.60}"
             )
-        # Tables contain None for missing keys of a message.
-        present = {name: part for name, part in message.items() if part is not None}
+        present = without_none(message)
         if "from" in present:
             present["role"] = ROLE_NAMES.get(str(present["from"]), present.pop("from"))
         if "value" in present:

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from hfseq import plugins
 from hfseq.checkpoints import config as configs
-from hfseq.checkpoints import files, weights
+from hfseq.checkpoints import files, quantized, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel, Input
@@ -439,8 +439,16 @@ class FlaxPreTrainedModel(FlaxModel):
             )
 
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
+        is_quantized = quantized.check_method(config, source) is not None
         checkpoint = configs.open_checkpoint(source, download, from_pt=from_pt, from_flax=from_flax)
-        configs.check_quantization(config, checkpoint.tensors, checkpoint.source)
+        if is_quantized:
+            checkpoint.tensors = quantized.dequantize(
+                checkpoint.tensors,
+                config,
+                checkpoint.source,
+                None if param_dtype is None else jnp.dtype(param_dtype).name,
+            )
+            config = quantized.dequantized_config(config, source)
         configs.check_against_file(config, checkpoint.tensors, checkpoint.source)
         if is_auto:
             dtype = _checkpoint_dtype(config, checkpoint.tensors)
@@ -504,8 +512,8 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         slots, report = self.match_tensors(checkpoint.tensors, native=checkpoint.native)
         weights.check_derived(report, checkpoint.source)
-        if quantized := list(filter(configs.QUANTIZED_TENSORS.search, report.unexpected)):
-            configs.raise_quantized(None, quantized, checkpoint.source)
+        if unread := list(filter(quantized.QUANTIZED_TENSORS.search, report.unexpected)):
+            quantized.raise_unknown(unread, checkpoint.source)
         weights.check_report(
             report, checkpoint.source, class_name, ignore_mismatched=ignore_mismatched_sizes
         )
@@ -606,7 +614,8 @@ class FlaxPreTrainedModel(FlaxModel):
     ) -> dict[str, Any]:
         """Returns :meth:`checkpoint_options` of the checkpoint at ``source`` without loading it."""
         _, base_source, base_download = lora.find_base(source, download)
-        tensors = configs.open_checkpoint(base_source, base_download).tensors
+        checkpoint = configs.open_checkpoint(base_source, base_download)
+        tensors = quantized.dequantize(checkpoint.tensors, config, checkpoint.source)
         return cls.checkpoint_options(tensors, config)
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hfseq.errors import HfseqError, UsageError
-from hfseq.pipelines.generation import TextGeneration
+from hfseq.pipelines.generation import TextGeneration, message_problem
 
 #: Default of the maximum number of tokens per answer.
 DEFAULT_MAX_NEW_TOKENS = 512
@@ -21,7 +21,9 @@ class Chat:
     maximum length, the oldest turns are dropped. The system message is never dropped.
 
     Attributes:
-        messages: The conversation so far, with ``role`` and ``content`` per message.
+        messages: The conversation so far, with ``role`` and ``content`` per message. If the
+            tokenizer has a ``response_template``, answers may also have ``reasoning_content`` and
+            ``tool_calls``.
         dropped_turns: Number of turns that have been dropped.
 
     Args:
@@ -29,6 +31,8 @@ class Chat:
         system: System message.
         max_new_tokens: Maximum tokens per answer.
         chat_template: Replaces the tokenizer's chat template.
+        tools: JSON schemas or functions that the chat template describes to the model.
+        chat_template_kwargs: Variables of the chat template, such as ``enable_thinking``.
         seed: Seed for sampling.
         **options: Options of ``generate``.
 
@@ -43,10 +47,13 @@ class Chat:
         system: str | None = None,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         chat_template: str | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         **options: Any,
     ):
         self.generator, self.max_new_tokens = generator, max_new_tokens
+        self._template = {"tools": tools, **(chat_template_kwargs or {})}
         if chat_template is not None:
             generator.tokenizer.chat_template = chat_template
         self.name = generator.model.name_or_path or "the model"
@@ -61,7 +68,11 @@ class Chat:
             *np.ravel([] if config_ends is None else config_ends).tolist(),
         }
         self._options = {"eos_token_id": sorted(ends - {None}) or None, **options}
-        self._first = [] if system is None else [{"role": "system", "content": system}]
+        if generator.parses_responses:  # which needs the special tokens
+            self._options["skip_special_tokens"] = False
+        self._first: list[dict[str, Any]] = (
+            [] if system is None else [{"role": "system", "content": system}]
+        )
         self._seed, self._turns = seed, 0
         self.messages = list(self._first)
         self.dropped_turns = 0
@@ -91,20 +102,27 @@ class Chat:
         """Removes all messages except the system message."""
         self.messages = list(self._first)
 
-    def reply(self, text: str) -> Generator[str, None, None]:
-        """Yields the answer to ``text`` in pieces, which consist of complete characters.
+    def reply(self, message: str | Mapping[str, Any]) -> Generator[str, None, None]:
+        """Yields the answer to a message in pieces, which consist of complete characters.
 
         If the caller closes the iterator or is interrupted, the pieces so far are stored as the
-        answer.
+        answer. Special tokens are part of the pieces if the tokenizer needs them to parse answers.
+
+        Args:
+            message: A text of the user, or a message such as ``{"role": "tool", "content": "21"}``.
 
         Raises:
-            UsageError: The text is too long, or the chat template rejects it. The conversation does
-                not change.
+            UsageError: The message is too long, or the chat template rejects it. The conversation
+                does not change.
         """
         import jax
 
+        if isinstance(message, str):
+            message = {"role": "user", "content": message}
+        elif problem := message_problem(message):
+            raise UsageError(f"{problem}: {message!r:.60}")
         previous_messages = self.messages
-        ids = self._fit([*previous_messages, {"role": "user", "content": text}])
+        ids = self._fit([*previous_messages, dict(message)])
         max_positions = self.generator.model.max_length()
         max_new_tokens = (
             self.max_new_tokens
@@ -128,9 +146,10 @@ class Chat:
             raise
         finally:
             if self.messages is not previous_messages:
-                self.messages.append({"role": "assistant", "content": answer})
+                parsed = self.generator.parse_answer(ids, answer, self._template["tools"])
+                self.messages.append(parsed)
 
-    def _fit(self, messages: list[dict[str, str]]) -> list[int]:
+    def _fit(self, messages: list[dict[str, Any]]) -> list[int]:
         """Sets ``self.messages`` to the turns that fit, and returns their token IDs.
 
         A quarter of the model's maximum length is reserved for the answer, or ``max_new_tokens`` if
@@ -159,5 +178,5 @@ class Chat:
         self.dropped_turns += dropped
         return ids
 
-    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        return self.generator.chat_ids(messages)
+    def _ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self.generator.chat_ids(messages, False, **self._template)

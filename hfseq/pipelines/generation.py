@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,6 +39,18 @@ EXTRA_TOKENS = 16
 
 LENGTH_OPTIONS = ("max_new_tokens", "max_length")
 
+#: Options that are passed to the chat template. ``tokenizer_encode_kwargs`` is Transformers' name
+#: of ``chat_template_kwargs``.
+CHAT_OPTIONS = ("tools", "documents", "chat_template_kwargs", "tokenizer_encode_kwargs")
+
+
+NO_OPTIONS: Options = MappingProxyType({})
+
+
+def skips_special_tokens(options: Options) -> bool:
+    """Returns whether special tokens are omitted from texts, which is the default."""
+    return bool(options.get("skip_special_tokens", True))
+
 
 class GenerationPipeline(Pipeline):
     """Base class of the pipelines that generate text. They accept the options of ``generate``.
@@ -45,9 +58,9 @@ class GenerationPipeline(Pipeline):
     Without ``max_new_tokens`` and ``max_length``, the maximum length is that of the model's
     generation configuration, or 256 new tokens.
 
-    ``return_details=True`` adds ``num_tokens`` and ``ended`` to each output. ``ended`` is whether
-    the text ends with an end token before the maximum length. Outputs of beam search also have
-    a ``score``.
+    ``skip_special_tokens=False`` keeps special tokens in the text. ``return_details=True`` adds
+    ``num_tokens`` and ``ended`` to each output. ``ended`` is whether the text ends with an end
+    token before the maximum length. Outputs of beam search also have a ``score``.
     """
 
     defaults = None
@@ -87,7 +100,10 @@ class GenerationPipeline(Pipeline):
         """
         config, max_positions = self.model.generation_config, self.model.max_length()
         values = {**options, **(options.get("generate_kwargs") or {})}
-        extra = ("truncation", "return_details", "generate_kwargs", *self.extra_options)
+        extra = (
+            *("truncation", "return_details", "generate_kwargs", "skip_special_tokens"),
+            *self.extra_options,
+        )
         # For options that are None, the value of the model applies.
         values = {n: v for n, v in values.items() if n not in extra and v is not None}
         has_length = any(name in values for name in LENGTH_OPTIONS)
@@ -155,7 +171,7 @@ class GenerationPipeline(Pipeline):
             **generate_options,
         ):
             ids.append(int(tokens[0]))
-            text = self._decode(rows[0], until_end(np.asarray(ids), end_ids))
+            text = self._decode(rows[0], until_end(np.asarray(ids), end_ids), all_options)
             if len(text) > len(yielded) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(yielded) :]
                 yielded = text
@@ -166,9 +182,10 @@ class GenerationPipeline(Pipeline):
         """Returns the number of decoder positions that the prompt of a row uses."""
         return 1
 
-    def _decode(self, row: Row, new_ids: Any) -> str:
+    def _decode(self, row: Row, new_ids: Any, options: Options = NO_OPTIONS) -> str:
         """Returns the text of new tokens."""
-        return str(self.tokenizer.decode(np.asarray(new_ids).tolist(), skip_special_tokens=True))
+        skips = skips_special_tokens(options)
+        return str(self.tokenizer.decode(np.asarray(new_ids).tolist(), skip_special_tokens=skips))
 
     def _text(self, item: Any) -> str | RejectedInput:
         """Returns the text of an input: the input itself, or its first text column."""
@@ -218,23 +235,77 @@ class GenerationPipeline(Pipeline):
         return details | ({"score": float(output["scores"][rank])} if "scores" in output else {})
 
 
+def template_options(options: Options, chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `TextGeneration.chat_ids` for the chat template.
+
+    Args:
+        options: The options of the call.
+        chat: The dictionary that contains the chat. Its values take precedence.
+    """
+    variables: dict[str, Any] = {}
+    for source in (options, chat):
+        for name in ("tokenizer_encode_kwargs", "chat_template_kwargs"):
+            variables |= source.get(name) or {}
+        variables |= {
+            name: source[name] for name in ("tools", "documents") if source.get(name) is not None
+        }
+    return variables
+
+
+def message_problem(message: object) -> str | None:
+    """Returns why a chat cannot contain a message, or `None`."""
+    if not isinstance(message, Mapping) or "role" not in message:
+        return "a message must have a role and a content"
+    has_calls = message["role"] == "assistant" and message.get("tool_calls")
+    if message.get("content") is None and not has_calls:
+        return "a message must have a role and a content, or tool_calls of the assistant"
+    return None
+
+
+def continues_answer(messages: Sequence[Mapping[str, Any]], continues: bool | None) -> bool:
+    """Returns whether the generated text continues the last message of a chat.
+
+    Args:
+        messages: The messages.
+        continues: The option ``continue_final_message``. By default, the text continues a message
+            of the assistant without tool calls.
+    """
+    last = messages[-1]
+    if continues is None:
+        return last["role"] == "assistant" and not last.get("tool_calls")
+    return continues
+
+
 class TextGeneration(GenerationPipeline):
     """Continues a prompt: ``[{"generated_text": …}]``.
 
-    A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``. The
-    output consists of the prompt and the generated text or message. Unlike in Transformers,
-    decoding is greedy unless ``do_sample`` is set. In addition to the options of ``generate``, the
-    pipeline accepts:
+    A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``.
+    Messages of the assistant may also have ``reasoning_content`` and ``tool_calls``, and results of
+    tools have the role ``tool``. The output consists of the prompt and the generated text or message. If
+    the tokenizer has a ``response_template``, it divides the generated text into ``content``,
+    ``reasoning_content`` and ``tool_calls``, as in Transformers. Unlike in Transformers, decoding
+    is greedy unless ``do_sample`` is set. In addition to the options of ``generate``, the pipeline
+    accepts:
 
     - ``return_full_text=False`` omits the prompt from the output.
     - ``return_tensors=True`` returns ``generated_token_ids`` instead of the text.
     - ``prefix`` is added before each text.
+    - ``tools`` is a list of JSON schemas or functions that the chat template describes to the
+      model. A chat that is a dictionary may have its own ``tools``.
+    - ``documents`` is a list of documents for the chat template.
+    - ``chat_template_kwargs`` are variables of the chat template, such as ``enable_thinking``. A
+      chat that is a dictionary may have its own.
+    - ``continue_final_message`` is whether the output continues the last message. By default, it
+      continues a message of the assistant.
     """
 
     head = "ForCausalLM"
     forces_end = False
     input_description = "a text, a chat"
-    extra_options = ("return_full_text", "return_tensors", "prefix", "continue_final_message")
+    extra_options = (
+        *("return_full_text", "return_tensors", "prefix", "continue_final_message"),
+        *CHAT_OPTIONS,
+    )
 
     def is_single_input(self, inputs: Any) -> bool:
         """Returns whether ``inputs`` is one prompt. A list of messages is one chat."""
@@ -247,7 +318,8 @@ class TextGeneration(GenerationPipeline):
         for item in inputs:
             chat = item.get("messages") if isinstance(item, Mapping) else item
             if isinstance(chat, list):
-                encoded_inputs.append(self._chat(chat, options.get("continue_final_message")))
+                own = item if isinstance(item, Mapping) else {}
+                encoded_inputs.append(self._chat(chat, template_options(options, own), options))
                 continue
             text = self._text(item)
             if isinstance(text, RejectedInput):
@@ -263,22 +335,35 @@ class TextGeneration(GenerationPipeline):
         return encoded_inputs
 
     def _chat(
-        self, messages: list[Any], continues_answer: bool | None
+        self, messages: list[Any], template: Mapping[str, Any], options: Options
     ) -> list[Row] | RejectedInput:
         for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                return RejectedInput(f"a message must have a role and a content: {message!r:.60}")
-        return [Row(self.chat_ids(messages, continues_answer), metadata=messages)]
+            if problem := message_problem(message):
+                return RejectedInput(f"{problem}: {message!r:.60}")
+        if not messages:
+            return RejectedInput("a chat must contain a message")
+        continues = continues_answer(messages, options.get("continue_final_message"))
+        ids = self.chat_ids(messages, continues, **template)
+        return [Row(ids, metadata=messages)]
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], continues_answer: bool | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        continues: bool | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **template_variables: Any,
     ) -> list[int]:
         """Returns the token IDs of a chat, followed by the start of an answer.
 
         Args:
             messages: The messages, with ``role`` and ``content``.
-            continues_answer: Whether the answer continues the last message. Default: `True` if the
-                last message is from the assistant.
+            continues: Whether the answer continues the last message. Default: `True` if the last
+                message is from the assistant and has no tool calls.
+            tools: JSON schemas or functions that the model may call.
+            documents: Documents for the chat template.
+            **template_variables: Variables of the chat template, such as ``enable_thinking``.
 
         Raises:
             UsageError: The tokenizer has no chat template, or the template rejects the messages.
@@ -290,20 +375,54 @@ class TextGeneration(GenerationPipeline):
                 "the tokenizer has no chat_template. Use a text prompt, or a model with a chat "
                 "template."
             )
-        if continues_answer is None:
-            continues_answer = messages[-1]["role"] == "assistant"
+        continues = continues_answer(messages, continues)
         try:
             encoded: Any = self.tokenizer.apply_chat_template(
                 list(messages),  # type: ignore[arg-type]
-                add_generation_prompt=not continues_answer,
-                continue_final_message=continues_answer,
+                tools=None if tools is None else list(tools),
+                documents=None if documents is None else list(documents),  # type: ignore[arg-type]
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
                 tokenize=True,
                 return_dict=True,
+                **template_variables,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:
             name = self.model.name_or_path or "the tokenizer"
             raise UsageError(f"the chat template of {name} fails: {first_line(error)}") from error
         return list(encoded["input_ids"])
+
+    @property
+    def parses_responses(self) -> bool:
+        """Whether the tokenizer can divide an answer into content, reasoning and tool calls."""
+        return getattr(self.tokenizer, "response_template", None) is not None
+
+    def parse_answer(
+        self, prompt_ids: Sequence[int], text: str, tools: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns a generated text as a message of the assistant.
+
+        If the tokenizer has a ``response_template``, the message may have ``reasoning_content`` and
+        ``tool_calls``. Otherwise, its content is the whole text.
+
+        Args:
+            prompt_ids: Token IDs of the chat. Templates may start the answer, for example with
+                ``<think>``.
+            text: The generated text, which includes special tokens if the tokenizer has a
+                ``response_template``.
+            tools: The tools of the chat, whose schemas determine the types of arguments.
+        """
+        if not self.parses_responses:
+            return {"role": "assistant", "content": text}
+        prefix = str(self.tokenizer.decode(list(prompt_ids)))
+        tools = None if tools is None else list(tools)
+        try:
+            message: dict[str, Any] = self.tokenizer.parse_response(
+                text, prefix=prefix, tools=tools
+            )
+        except ValueError:  # the answer is incomplete, or has a tool call that is not valid JSON
+            message = {"content": text}
+        return {"role": "assistant", **message}
 
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
         """Returns whether two prompts may share a batch.
@@ -332,15 +451,16 @@ class TextGeneration(GenerationPipeline):
     def _prompt_length(self, row: Row) -> int:
         return len(row.ids)
 
-    def _decode(self, row: Row, new_ids: Any) -> str:
+    def _decode(self, row: Row, new_ids: Any, options: Options = NO_OPTIONS) -> str:
         """Returns the text of a continuation.
 
         It is decoded together with the prompt. Decoded alone, it would lose its leading space with
         some tokenizers.
         """
-        prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
+        skips = skips_special_tokens(options)
+        prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=skips)))
         ids = [*row.ids, *np.asarray(new_ids).tolist()]
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skips))[prompt_length:]
 
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
@@ -357,17 +477,33 @@ class TextGeneration(GenerationPipeline):
             if options.get("return_tensors"):
                 answers.append({"generated_token_ids": [*row.ids, *new_ids.tolist()], **details})
                 continue
-            text: Any = self._decode(row, until_end(new_ids, end_ids))
-            if options.get("return_full_text", True):
-                if isinstance(row.metadata, str):
-                    text = row.metadata + text
-                elif row.metadata[-1]["role"] == "assistant":
-                    last = row.metadata[-1]
-                    text = [*row.metadata[:-1], {**last, "content": last["content"] + text}]
-                else:
-                    text = [*row.metadata, {"role": "assistant", "content": text}]
+            answer_ids = until_end(new_ids, end_ids)
+            text: Any = self._decode(row, answer_ids, options)
+            if isinstance(row.metadata, str):
+                text = row.metadata + text if options.get("return_full_text", True) else text
+            else:
+                chat = self._chat_with_answer(inputs, row, answer_ids, options)
+                if options.get("return_full_text", True):
+                    text = chat
+                elif options.get("return_details"):
+                    details["message"] = chat[-1]
             answers.append({self.output_key: text, **details})
         return answers
+
+    def _chat_with_answer(
+        self, inputs: Any, row: Row, answer_ids: np.ndarray, options: Options
+    ) -> list[Any]:
+        """Returns the messages of a chat, followed by the generated message."""
+        messages: list[Any] = row.metadata
+        if continues_answer(messages, options.get("continue_final_message")):
+            text, last = self._decode(row, answer_ids, options), messages[-1]
+            return [*messages[:-1], {**last, "content": last["content"] + text}]
+        skips = skips_special_tokens(options) and not self.parses_responses
+        text = self._decode(row, answer_ids, {"skip_special_tokens": skips})
+        tools = template_options(options, inputs if isinstance(inputs, Mapping) else {}).get(
+            "tools"
+        )
+        return [*messages, self.parse_answer(row.ids, text, tools)]
 
 
 class Text2Text(GenerationPipeline):
@@ -456,12 +592,12 @@ class Text2Text(GenerationPipeline):
             generate_options.setdefault("forced_bos_token_id", self.direction.forced_bos_token_id)
         return self.generate(inputs, generate_options)
 
-    def _decode(self, row: Row, new_ids: Any) -> str:
+    def _decode(self, row: Row, new_ids: Any, options: Options = NO_OPTIONS) -> str:
         # Marian's tokenizer has two vocabularies, and decodes with that of the source by default.
         has_two_vocabularies = hasattr(self.tokenizer, "spm_target")
         decoding = {"use_source_tokenizer": False} if has_two_vocabularies else {}
-        ids = np.asarray(new_ids).tolist()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, **decoding))
+        ids, skips = np.asarray(new_ids).tolist(), skips_special_tokens(options)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skips, **decoding))
 
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
@@ -483,7 +619,7 @@ class Text2Text(GenerationPipeline):
             text, parts = "", []
             for row, output in zip(rows, outputs, strict=True):
                 new_ids = output["sequences"][rank][1:]  # without the start token
-                text += row.metadata + self._decode(row, until_end(new_ids, end_ids))
+                text += row.metadata + self._decode(row, until_end(new_ids, end_ids), options)
                 parts.append(self.details(new_ids, end_ids, output, rank))
             answer: dict[str, Any] = {self.output_key: text}
             if with_details:

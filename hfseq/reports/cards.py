@@ -310,6 +310,7 @@ class CardContext:
         description: The introduction. Default: `summary()`.
         repo_id: The Hub ID of the model.
         base_model: The model that was fine-tuned.
+        dequantized_from: Quantization method of the checkpoint that was fine-tuned.
         pipeline_tag: Overrides the Hub task of the architecture.
         emissions_g: CO2 equivalent of the training in grams.
         emissions_source: How `emissions_g` was determined.
@@ -348,6 +349,7 @@ class CardContext:
     description: str = ""
     repo_id: str = ""
     base_model: str | None = None
+    dequantized_from: str = ""
     pipeline_tag: str | None = None
     emissions_g: float | None = None
     emissions_source: str = ""
@@ -492,6 +494,7 @@ class CardContext:
             duration = f"{hours} h {minutes} min" if hours else duration
         values = {
             "Adapter": self.adapter,
+            "Base weights dequantized from": self.dequantized_from,
             "Steps": _count(self.steps),
             "Tokens seen": _count(self.tokens_seen),
             "Training time": duration,

@@ -25,6 +25,7 @@ import numpy as np
 from hfseq import errors, plugins
 from hfseq.checkpoints import network
 from hfseq.checkpoints.hub import BackgroundPusher
+from hfseq.checkpoints.quantized import describe_origin
 from hfseq.checkpoints.storage import Workspace
 from hfseq.data.tokenizers import write_v4_config
 from hfseq.errors import CheckpointError, HfseqError, write_atomically
@@ -449,6 +450,7 @@ def write_card(
         curve_file=curve,
         repo_id=training.hub_model_id or "",
         base_model=arguments.model.model_name_or_path,
+        dequantized_from=describe_origin(config),
         pipeline_tag=run.objective.pipeline_tag,
         stock=stored.model_type in CONFIG_MAPPING_NAMES,
         custom_code=bool(getattr(stored, "auto_map", None)),

@@ -762,9 +762,12 @@ def make_params(
     def sharding_for(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
         return shardings[path] if layout.padded_shape(path, shape) == shape else replicated
 
+    # Weights that are dequantized are rounded only once, to the dtype of the parameters.
+    is_quantized = getattr(model.config, "quantization_config", None) is not None
     loaded = type(model).from_pretrained(
         source,
         config=model.config,
+        param_dtype=dtype if is_quantized else None,
         sharding=sharding_for,
         scan_layers=model.scan_layers,
         seed=seed,

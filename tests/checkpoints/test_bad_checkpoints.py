@@ -83,20 +83,22 @@ PACKED, SCALES = np.zeros((4, 32), np.int32), np.ones((1, 32), np.float32)
     ("method", "parts", "keep"),
     [
         ("gptq", {"qweight": PACKED, "scales": SCALES}, False),
-        ("compressed-tensors", {"weight_packed": PACKED, "weight_scale": SCALES}, False),
-        ("compressed-tensors", {"weight_scale": SCALES}, True),
         ("bitsandbytes", {"weight": np.zeros((512, 1), np.uint8)}, False),
         ("aqlm", {"codes": PACKED, "codebooks": SCALES}, False),
         (None, {"qweight": PACKED, "scales": SCALES}, False),
+        (None, {"weight_scale": SCALES}, True),
     ],
 )
-def test_quantized_weights_are_refused_by_name(saved, method, parts, keep, tmp_path):
+def test_weights_that_cannot_be_dequantized_are_refused(saved, method, parts, keep, tmp_path):
     quantize(saved, method, parts, keep)
-    with pytest.raises(WeightsError, match=f"quantized with {method or 'an unknown'}.*query"):
+    named = {"aqlm": "quantized with 'aqlm'", None: "quantized with an unknown.*query"}
+    message = named.get(method, "cannot dequantize bert.encoder.*query.weight")
+    with pytest.raises(WeightsError, match=message):
         FlaxBertForMaskedLM.from_pretrained(saved)
-    with pytest.raises(WeightsError, match="quantized with"):
+    with pytest.raises(WeightsError, match=message):
         convert(str(saved), tmp_path / "converted")
-    assert any("quer" in problem for problem in inspect_checkpoint(str(saved))["problems"])
+    problems = inspect_checkpoint(str(saved))["problems"]
+    assert any("quer" in problem or "aqlm" in problem for problem in problems)
 
 
 def test_dequantized_weights_are_saved_without_the_key(saved, model, tmp_path):

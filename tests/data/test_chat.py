@@ -135,6 +135,65 @@ def test_tools_and_options_of_the_template_are_passed_on(encoder):
     assert learned(encoder, inputs, template)[0].startswith("clockglad<|im_start|>")
 
 
+@pytest.mark.parametrize("thinks", [True, False])
+def test_conversations_with_tools_equal_those_of_apply_chat_template(encoder, thinks):
+    """Rows of a table have the same keys, so calls and schemas contain `None` for other keys."""
+    clock = {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {}}}}
+    other = [
+        turn("user", "not dark is ?"),
+        {"role": "assistant", "content": "", "tool_calls": [chats.call("clock", zone="up")]},
+        {"role": "tool", "content": "12"},
+        turn("assistant", "light"),
+    ]
+    examples = [
+        {"messages": chats.TOOL_CHAT, "tools": [chats.WEATHER]},
+        {"messages": other, "tools": [{"type": "function", "function": clock}]},
+        {
+            "prompt": chats.TOOL_CHAT[:4],
+            "completion": chats.TOOL_CHAT[4:],
+            "chat_template_kwargs": {"enable_thinking": True, "mood": "glad"},
+        },
+    ]
+    template = "{{ mood }}" + chats.TOOL_TEMPLATE
+    for example in examples:
+        same_columns = [other for other in examples if ("tools" in other) == ("tools" in example)]
+        encode, records = encoder(
+            same_columns,
+            template,
+            chat_template_kwargs=json.dumps({"enable_thinking": thinks, "mood": "calm"}),
+        )
+        tokens = encode(records[same_columns.index(example)])
+        variables = {"enable_thinking": thinks, "mood": "calm"}
+        variables |= example.get("chat_template_kwargs", {})
+        messages = example.get("messages") or [*example["prompt"], *example["completion"]]
+        expected = encode.tokenizer.apply_chat_template(
+            messages, tools=example.get("tools"), tokenize=False, **variables
+        )
+        assert encode.tokenizer.decode(tokens.ids.tolist()) == expected
+        assert "None" not in expected and "null" not in expected
+        loss = encode.tokenizer.decode(tokens.ids[tokens.loss_mask].tolist())
+        if "completion" in example:
+            assert loss == "<think>\n30 is hot\n</think>\nhot<|im_end|>\n"
+        else:
+            assert loss == expected
+
+
+def test_answers_of_a_conversation_with_tools_are_learned(encoder):
+    examples = [{"messages": chats.TOOL_CHAT, "tools": json.dumps([chats.WEATHER])}]
+    (loss,) = learned(encoder, examples, chats.TOOL_TEMPLATE, assistant_only_loss=True)
+    calls = '<tool_call>{"name": "weather", "arguments": {"city": "far", "days": 2}}</tool_call>'
+    assert loss == (
+        f"<think>\nwhich city\n</think>\n{calls}<|im_end|>"
+        "<think>\n30 is hot\n</think>\nhot<|im_end|>"
+    )
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "hot"])
+def test_invalid_template_variables_are_refused(value):
+    with pytest.raises(UsageError, match="--chat_template_kwargs .* is not a JSON object"):
+        ChatArguments(chat_template_kwargs=value)
+
+
 BAD = {
     "messages must be a list, not 'hello'": {"messages": "hello"},
     "messages must be a list, not None": {"messages": None},

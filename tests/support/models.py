@@ -726,6 +726,31 @@ def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[i
     (folder / "flax_model.msgpack.index.json").write_text(json.dumps(index))
 
 
+def write_random_model(config: Any, folder: Path, task: str) -> Path:
+    """Writes a model with random weights, without compiling its initialization.
+
+    Args:
+        config: The configuration.
+        folder: The directory, which may exist.
+        task: The head, such as "ForCausalLM".
+    """
+    from safetensors.numpy import save_file
+
+    from hfseq import plugins
+
+    cls = plugins.load().architectures.get(config.model_type).load_head(task)
+    names, rng = cls(config, _do_init=False).weight_map, np.random.default_rng(1)
+    tensors = {
+        slot.name: 0.1 * rng.standard_normal(names.torch_shape(slot), np.float32)
+        for slot in names.slots
+    }
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config.architectures = [cls.torch_class_name()]
+    config.save_pretrained(folder)
+    return folder
+
+
 def rewrite_tensors(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
     """Rewrites a safetensors file.
 

@@ -1,0 +1,70 @@
+"""AWQ weights in the format "gemm": 4-bit integers with one scale and zero per group of inputs.
+
+``qweight`` is int32 `(in, out / 8)`, ``qzeros`` is int32 `(in / group_size, out / 8)`, and
+``scales`` is `(in / group_size, out)`. The eight integers of a word are not in the order of the
+outputs. The channel scales of AWQ are already part of the weights of other layers.
+
+Source: ``quantization/awq/utils/packing_utils.py`` in GPTQModel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hfseq.checkpoints.quantized.gptq import check_groups, check_integer_settings
+from hfseq.checkpoints.quantized.weights import QuantizedWeight, Region, unpack_bits
+from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
+from hfseq.errors import WeightsError
+
+PARTS = re.compile(r"(.*\.)(qweight|qzeros|scales)")
+UNUSED = None
+CODES = None
+#: Position in the word of the integer of each output.
+POSITIONS = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+
+
+def check(settings: Mapping[str, Any], location: str) -> None:
+    """Raises `WeightsError` if the format or its options are not supported."""
+    check_integer_settings(settings, location, (4,))
+    name = str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if settings.get("backend") == "llm-awq":
+        name = "llm-awq"
+    if name != "gemm":
+        raise WeightsError(
+            f"{location} is quantized with awq in the format '{name}', which hfseq does not read "
+            "(supported: gemm)"
+        )
+
+
+def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
+    """Returns the dequantized weight."""
+    weight.refuse_plain_weight()
+    codes = weight.require("qweight", ("int32",))
+    if len(codes.shape) != 2:
+        raise weight.error(f"{weight.prefix}qweight has the shape {codes.shape}, not a matrix")
+    in_size, out_size = codes.shape[0], 8 * codes.shape[1]
+    group_size = check_groups(weight, in_size, settings.get("group_size", 128))
+    source = f"4 bits and group_size {group_size}"
+    num_groups = in_size // group_size
+    scales = weight.require("scales", FLOAT_DTYPES, (num_groups, out_size), source)
+    zeros = weight.require("qzeros", ("int32",), (num_groups, codes.shape[1]), source)
+
+    def integers(tensor: Tensor, rows: slice, outputs: slice) -> np.ndarray:
+        words = slice(outputs.start // 8 * 8, -(-outputs.stop // 8) * 8)
+        in_order = unpack_bits(tensor.read, 4, (rows, words)).reshape(rows.stop - rows.start, -1, 8)
+        flat = in_order[..., POSITIONS].reshape(rows.stop - rows.start, words.stop - words.start)
+        return flat[:, outputs.start - words.start : outputs.stop - words.start].astype(np.float32)
+
+    def values(region: Region) -> np.ndarray:
+        outputs, inputs = region
+        rows = slice(inputs.start // group_size, -(-inputs.stop // group_size))
+        groups = np.arange(inputs.start, inputs.stop) // group_size - rows.start
+        zero = integers(zeros, rows, outputs)[groups]
+        scale = scales.read((rows, outputs)).astype(np.float32)[groups]
+        return ((integers(codes, inputs, outputs) - zero) * scale).T
+
+    return weight.dequantized((out_size, in_size), values)

@@ -1,0 +1,145 @@
+"""GPTQ weights: integers of 2, 3, 4 or 8 bits with one scale and zero per group of inputs.
+
+``qweight`` is int32 `(in * bits / 32, out)` and contains the integers of a column one after the
+other, starting with the lowest bits. ``qzeros`` is int32 `(groups, out * bits / 32)`, and
+``scales`` is `(groups, out)`. ``g_idx`` `(in,)` is the group of each input. With ``desc_act`` (act
+order), inputs of the same group are not adjacent. Without ``g_idx``, they are.
+
+Format "gptq" stores the zeros minus one, and format "gptq_v2" the zeros themselves.
+
+Source: ``utils/model.py`` and ``nn_modules/qlinear`` in GPTQModel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hfseq.checkpoints.quantized.weights import (
+    QuantizedWeight,
+    Region,
+    read_region,
+    resolve,
+    unpack_bits,
+)
+from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
+from hfseq.errors import WeightsError
+
+PARTS = re.compile(r"(.*\.)(qweight|qzeros|scales|g_idx)")
+UNUSED = None
+CODES = None
+BITS = (2, 3, 4, 8)
+FORMATS = ("gptq", "gptq_v2")
+
+
+def check(settings: Mapping[str, Any], location: str) -> None:
+    """Raises `WeightsError` if the format or its options are not supported."""
+    check_integer_settings(settings, location, BITS)
+    if (name := _format(settings)) not in FORMATS:
+        raise WeightsError(
+            f"{location} is quantized with gptq in the format '{name}', which hfseq does not read "
+            f"(supported: {', '.join(FORMATS)})"
+        )
+
+
+def check_integer_settings(
+    settings: Mapping[str, Any], location: str, supported_bits: tuple[int, ...]
+) -> None:
+    """Raises `WeightsError` if ``bits`` or ``group_size`` is not valid."""
+    bits, group_size = settings.get("bits"), settings.get("group_size", 128)
+    if bits not in supported_bits:
+        raise WeightsError(
+            f"{location} is quantized with {settings['quant_method']} to {bits!r} bits, which "
+            f"hfseq does not read (supported: {', '.join(map(str, supported_bits))})"
+        )
+    if not isinstance(group_size, int) or not (group_size == -1 or group_size > 0):
+        raise WeightsError(
+            f"group_size in the quantization_config of {location} is {group_size!r}: it must be "
+            "positive, or -1 for one group"
+        )
+
+
+def _format(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
+
+
+def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
+    """Returns the dequantized weight."""
+    weight.refuse_plain_weight()
+    settings = _module_settings(settings, weight.prefix.rstrip("."))
+    bits = settings["bits"]
+    if bits not in BITS:
+        raise weight.error(f"unsupported number of bits {bits!r}")
+    codes = weight.require("qweight", ("int32",))
+    scales = weight.require("scales", FLOAT_DTYPES)
+    if len(codes.shape) != 2 or codes.shape[0] * 32 % bits:
+        raise weight.error(
+            f"{weight.prefix}qweight has the shape {codes.shape}, which is not a matrix of "
+            f"{bits}-bit integers"
+        )
+    in_size, out_size = codes.shape[0] * 32 // bits, codes.shape[1]
+    group_size = check_groups(weight, in_size, settings.get("group_size", 128))
+    num_groups = -(-in_size // group_size)
+    source = f"{bits} bits and group_size {group_size}"
+    weight.require("scales", shape=(num_groups, out_size), source=source)
+    zeros = weight.require("qzeros", ("int32",), (num_groups, out_size * bits // 32), source)
+    group_of_input = None
+    if "g_idx" in weight.tensors:
+        group_of_input = weight.require("g_idx", ("int32", "int64"), (in_size,), source)
+    elif settings.get("desc_act"):
+        raise weight.error(
+            f"the checkpoint does not contain {weight.prefix}g_idx, which desc_act requires"
+        )
+    # Adding one to each integer of a word reverts the subtraction that GPTQModel applies to the
+    # whole word, including borrows between its integers.
+    offset = np.int32(0)
+    is_shifted = _format(settings) == "gptq"
+    if is_shifted and 32 % bits == 0:
+        offset = np.int32(sum(1 << position for position in range(0, 32, bits)))
+
+    def read_zeros(region: Region) -> np.ndarray:
+        return zeros.read(region) + offset
+
+    def values(region: Region) -> np.ndarray:
+        outputs, inputs = region
+        groups = np.arange(inputs.start, inputs.stop) // group_size
+        if group_of_input is not None:
+            groups = group_of_input.read((inputs,)).astype(np.int64)
+        if len(groups) and not 0 <= groups.min() <= groups.max() < num_groups:
+            raise weight.error(
+                f"{weight.prefix}g_idx contains the groups {groups.min()} to {groups.max()}, but "
+                f"{weight.prefix}scales has {num_groups} groups"
+            )
+        integers = unpack_bits(read_region(codes, transposed=True), bits, region)
+        part = resolve((slice(None), outputs), (num_groups, out_size))
+        zero = unpack_bits(read_zeros, bits, part).astype(np.int32)
+        if is_shifted and 32 % bits:
+            zero = (zero + 1) & ((1 << bits) - 1)
+        scale = scales.read(part).astype(np.float32)
+        return (integers.astype(np.float32) - zero[groups].T) * scale[groups].T
+
+    return weight.dequantized((out_size, in_size), values)
+
+
+def check_groups(weight: QuantizedWeight, in_size: int, group_size: int) -> int:
+    """Returns the number of inputs per group.
+
+    Raises:
+        WeightsError: The inputs cannot be divided into groups of this size.
+    """
+    if group_size == -1:
+        return in_size
+    if in_size % group_size:
+        raise weight.error(f"group_size {group_size} does not divide its {in_size} inputs")
+    return group_size
+
+
+def _module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """Returns the settings of a module. ``dynamic`` maps regular expressions to other settings."""
+    for pattern, overrides in (settings.get("dynamic") or {}).items():
+        if re.match(pattern.removeprefix("+:"), module) and isinstance(overrides, Mapping):
+            return {**settings, **overrides}
+    return settings
