@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -731,7 +732,42 @@ class QuestionAnsweringArguments(RecordArguments):
 
 
 @dataclass
-class ChatArguments(RecordArguments):
+class ConversationArguments(RecordArguments):
+    """Data flags of objectives whose examples are conversations, or prompts with answers."""
+
+    max_length: PositiveInt | None = option(
+        None,
+        "Maximum length of an example in tokens. Longer examples are truncated. Default: 1024, "
+        "or the model's maximum if that is smaller.",
+    )
+    chat_template_path: str | None = option(
+        None,
+        "Chat template: a .jinja file, or a directory or Hub name of a tokenizer that has one.",
+    )
+    eos_token: str | None = option(
+        None,
+        "Token that ends a turn or a text, if it is not the tokenizer's EOS token, e.g. "
+        "'<|im_end|>'.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Also yields an error if `--max_length` and `--max_seq_length` differ."""
+        length, other_length = self.max_length, self.max_seq_length
+        if length and other_length and length != other_length:
+            yield (
+                f"--max_length {length} and --max_seq_length {other_length} disagree: give only "
+                "one of them"
+            )
+        yield from super().problems()
+
+    @property
+    def row_length(self) -> int | None:
+        """The requested maximum length of an example in tokens."""
+        return self.max_length or self.max_seq_length
+
+
+@dataclass
+class ChatArguments(ConversationArguments):
     """Data flags of supervised fine-tuning. Names and defaults are those of TRL."""
 
     defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
@@ -739,11 +775,6 @@ class ChatArguments(RecordArguments):
     test_file: list[str] | None = option(None, "Test data for --do_predict, in the same formats.")
     dataset_text_field: str = option(
         "text", "Column of the text, used if the data has neither messages nor prompts."
-    )
-    max_length: PositiveInt | None = option(
-        None,
-        "Maximum length of an example in tokens. Longer examples are truncated. Default: 1024, "
-        "or the model's maximum if that is smaller.",
     )
     packing: bool = option(
         False,
@@ -765,35 +796,198 @@ class ChatArguments(RecordArguments):
         "Compute the loss on assistant messages only. The chat template must mark them with "
         "generation blocks.",
     )
-    chat_template_path: str | None = option(
-        None,
-        "Chat template: a .jinja file, or a directory or Hub name of a tokenizer that has one.",
-    )
-    eos_token: str | None = option(
-        None,
-        "Token that ends a turn or a text, if it is not the tokenizer's EOS token, e.g. "
-        "'<|im_end|>'.",
-    )
 
     def __post_init__(self) -> None:
         if self.text_column_name:
             self.dataset_text_field = self.text_column_name
         super().__post_init__()
 
+
+BETA_HELP = "Strength of the regularization towards the reference model."
+
+
+@dataclass
+class PreferenceArguments(ConversationArguments):
+    """Data flags of training on preferences. Names and defaults are those of TRL."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 1e-6}
+
+    truncation_mode: Literal["keep_start", "keep_end"] = option(
+        "keep_start",
+        "Which tokens of examples that are longer than --max_length are kept: the first tokens of "
+        "prompt and answer (keep_start), or the last ones (keep_end).",
+    )
+    disable_dropout: bool = option(True, "Train without dropout.")
+
+
+@dataclass
+class ReferenceArguments(PreferenceArguments):
+    """Data flags of losses that compare the model with a reference model."""
+
+    beta: float = option(0.1, BETA_HELP)
+    reference_free: bool = option(
+        False, "Train without a reference model, as if it gave all answers the same probability."
+    )
+    ref_model_name_or_path: str | None = option(
+        None,
+        "Directory or Hub name of the reference model. Default: the weights from which the run "
+        "starts.",
+    )
+    precompute_ref_log_probs: bool = option(
+        False,
+        "Compute the log-probabilities of the reference model before training and store them in "
+        "the output directory. Training then does not hold the reference model.",
+    )
+    precompute_ref_batch_size: PositiveInt | None = option(
+        None,
+        "Batch size per data-parallel shard of --precompute_ref_log_probs. Default: "
+        "--per_device_eval_batch_size.",
+    )
+
     def problems(self) -> Iterator[str]:
-        """Also yields an error if `--max_length` and `--max_seq_length` differ."""
-        length, other_length = self.max_length, self.max_seq_length
-        if length and other_length and length != other_length:
-            yield (
-                f"--max_length {length} and --max_seq_length {other_length} disagree: give only "
-                "one of them"
+        """Also yields errors for an invalid beta and for contradictory references."""
+        if not 0 < self.beta < math.inf:
+            yield f"--beta {self.beta}: use a positive number, e.g. 0.1"
+        if self.reference_free and (self.ref_model_name_or_path or self.precompute_ref_log_probs):
+            flag = (
+                "precompute_ref_log_probs"
+                if self.precompute_ref_log_probs
+                else "ref_model_name_or_path"
             )
+            yield f"--reference_free and --{flag} exclude each other: drop one of them"
+        yield from super().problems()
+
+
+#: The loss types of DPO. The formulas are in `hfseq.objectives.preference_losses`.
+DPO_LOSSES = (
+    *("sigmoid", "hinge", "ipo", "robust", "cdpo", "apo_zero", "apo_down", "sigmoid_norm"),
+    *("bco_pair", "nca_pair", "sft"),
+)
+
+
+@dataclass
+class DPOArguments(ReferenceArguments):
+    """Data flags of direct preference optimization."""
+
+    packing: bool = option(
+        False,
+        "Pack several pairs into one row of twice the maximum length to reduce padding. Answers do "
+        "not attend to each other.",
+    )
+    loss_type: list[str] = option(
+        ["sigmoid"],
+        f"One or more losses: {', '.join(DPO_LOSSES)}.",
+    )
+    loss_weights: list[float] | None = option(
+        None, "Weight of each loss of --loss_type. Default: 1 for each of them."
+    )
+    label_smoothing: float = option(
+        0.0, "Probability that a label is wrong, for the losses robust and cdpo."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for unknown losses, and for values that a loss does not support."""
+        unknown = [name for name in self.loss_type if name not in DPO_LOSSES]
+        if unknown:
+            yield (
+                f"--loss_type {' '.join(self.loss_type)}: unknown loss '{unknown[0]}' (separate "
+                f"several losses by spaces). Use {', '.join(DPO_LOSSES)}"
+            )
+        if len(set(self.loss_type)) < len(self.loss_type):
+            yield f"--loss_type {' '.join(self.loss_type)}: name each loss only once"
+        weights = self.loss_weights
+        if weights is not None and len(weights) != len(self.loss_type):
+            yield (
+                f"--loss_weights has {len(weights)} values, but --loss_type has "
+                f"{len(self.loss_type)}: give one weight per loss"
+            )
+        if weights is not None and not all(map(math.isfinite, weights)):
+            yield "--loss_weights must be finite numbers"
+        yield from _smoothing_problems(
+            self.label_smoothing, {"robust", "cdpo"} & {*self.loss_type}, "robust or cdpo"
+        )
         yield from super().problems()
 
     @property
-    def row_length(self) -> int | None:
-        """The requested maximum length of an example in tokens."""
-        return self.max_length or self.max_seq_length
+    def weighted_losses(self) -> dict[str, float]:
+        """The weight of each loss."""
+        weights = self.loss_weights or [1.0] * len(self.loss_type)
+        return dict(zip(self.loss_type, weights, strict=True))
+
+
+def _smoothing_problems(smoothing: float, supported: object, names: str) -> Iterator[str]:
+    if not 0 <= smoothing < 0.5:
+        yield f"--label_smoothing {smoothing}: use a number from 0 to below 0.5"
+    elif smoothing and not supported:
+        yield (
+            f"--label_smoothing {smoothing} has no effect with this --loss_type: use {names}, or "
+            "drop the flag"
+        )
+
+
+@dataclass
+class KTOArguments(ReferenceArguments):
+    """Data flags of Kahneman-Tversky optimization."""
+
+    loss_type: Literal["kto", "apo_zero_unpaired"] = option(
+        "kto", "The loss. apo_zero_unpaired does not estimate the KL divergence."
+    )
+    desirable_weight: PositiveFloat = option(1.0, "Weight of the losses of good completions.")
+    undesirable_weight: PositiveFloat = option(1.0, "Weight of the losses of bad completions.")
+
+
+@dataclass
+class ORPOArguments(PreferenceArguments):
+    """Data flags of odds ratio preference optimization."""
+
+    beta: PositiveFloat = option(0.1, "Weight of the odds ratio loss (lambda in the paper).")
+
+
+#: The loss types of CPO.
+CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "alphapo")
+
+
+@dataclass
+class CPOArguments(PreferenceArguments):
+    """Data flags of contrastive preference optimization and SimPO."""
+
+    beta: PositiveFloat = option(0.1, "Factor of the log-probabilities. SimPO uses 2 to 10.")
+    loss_type: Literal["sigmoid", "hinge", "ipo", "simpo", "alphapo"] = option(
+        "sigmoid", "The loss: sigmoid, hinge or ipo (CPO), simpo, or alphapo."
+    )
+    label_smoothing: float = option(0.0, "Probability that a label is wrong, for the loss sigmoid.")
+    cpo_alpha: Annotated[float, AllowedValues("0 or more", minimum=0)] | None = option(
+        None,
+        "Weight of the cross-entropy of the chosen answers. Default: 1, and 0 for simpo and "
+        "alphapo.",
+    )
+    simpo_gamma: float = option(0.5, "Target margin of simpo and alphapo.")
+    alpha: float = option(0.0, "Exponent of the transformed rewards of alphapo.")
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for smoothing that the loss does not support."""
+        yield from _smoothing_problems(self.label_smoothing, self.loss_type == "sigmoid", "sigmoid")
+        if self.alpha and self.loss_type != "alphapo":
+            yield f"--alpha {self.alpha} has no effect with --loss_type {self.loss_type}: drop it"
+        yield from super().problems()
+
+
+@dataclass
+class RewardArguments(PreferenceArguments):
+    """Data flags of reward models."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 1e-4}
+
+    max_length: PositiveInt | None = option(
+        None,
+        "Maximum length of an example in tokens. Longer examples are left out. Default: 1024, or "
+        "the model's maximum if that is smaller.",
+    )
+    center_rewards_coefficient: PositiveFloat | None = option(
+        None,
+        "Coefficient of the squared sum of the rewards of a pair, which centers the rewards at 0, "
+        "e.g. 0.01.",
+    )
 
 
 @dataclass
@@ -1368,6 +1562,11 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "token_classification": TokenClassificationArguments,
     "question_answering": QuestionAnsweringArguments,
     "sft": ChatArguments,
+    "dpo": DPOArguments,
+    "kto": KTOArguments,
+    "orpo": ORPOArguments,
+    "cpo": CPOArguments,
+    "reward": RewardArguments,
     "embedding": EmbeddingArguments,
     "image_classification": ImageArguments,
     "image_text": ImageTextArguments,

@@ -352,11 +352,17 @@ class CausalLM(nnx.Module):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
-        logits = head(output.last_hidden_state)
-        if self.softcap is not None:
-            logits = jnp.tanh(logits / self.softcap) * self.softcap
+
+        def capped_head(hidden_states: jax.Array) -> jax.Array:
+            logits = head(hidden_states)
+            if self.softcap is not None:
+                logits = jnp.tanh(logits / self.softcap) * self.softcap
+            return logits
+
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
+            logits=nn.output_logits(capped_head, output.last_hidden_state),
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
         )
 
 
