@@ -983,6 +983,9 @@ class RewardArguments(PreferenceArguments):
         "Maximum length of an example in tokens. Longer examples are left out. Default: 1024, or "
         "the model's maximum if that is smaller.",
     )
+    pad_token: str | None = option(
+        None, "Padding token, if it is not the tokenizer's. It must differ from the EOS token."
+    )
     center_rewards_coefficient: PositiveFloat | None = option(
         None,
         "Coefficient of the squared sum of the rewards of a pair, which centers the rewards at 0, "

@@ -345,6 +345,11 @@ class Batches:
         # Whether a batch also contains each prompt with the answer of another row.
         self.mismatched = getattr(rows, "mismatched", False)
         self.steps = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
+        if self.mismatched and shuffle and batch_size < 2:
+            raise UsageError(
+                "--global_batch_size 1: the KL divergence is estimated with the answers of other "
+                "rows of the same step. Use at least 2 rows per step"
+            )
         if not self.steps:
             raise DataError(
                 f"{len(rows)} rows do not fill a batch of {batch_size}: use a smaller batch size"

@@ -261,7 +261,8 @@ class PreferenceObjective(Objective):
         packed = segments.ndim == 2
         num_answers = self.num_answers if packed else segments.shape[1]
         ids, segments, targets, learned = (
-            batch[name].reshape(-1, width) for name in ("answer_ids", "segments", "targets", "learned")
+            batch[name].reshape(-1, width)
+            for name in ("answer_ids", "segments", "targets", "learned")
         )
         if self.encoder_decoder:
             prompts, prompt_segments = (
@@ -339,7 +340,7 @@ class PreferenceObjective(Objective):
 PAIR_SUMS = (
     *("chosen_rewards", "rejected_rewards", "accurate", "chosen_logps", "rejected_logps"),
     *("chosen_logits", "rejected_logits", "chosen_tokens", "rejected_tokens"),
-    *("entropy", "correct_tokens"),
+    *("reward_margins", "entropy", "correct_tokens"),
 )
 
 
@@ -362,6 +363,7 @@ def pair_totals(scores: AnswerScores, rewards: jax.Array, valid: jax.Array) -> d
             f"{name}_logits": (scores.mean_logits[:, number] * column).sum(),
             f"{name}_tokens": (scores.lengths[:, number] * column).sum(),
         }
+    totals["reward_margins"] = ((rewards[:, 0] - rewards[:, 1]) * counted[:, 0]).sum()
     totals["entropy"] = (scores.entropy * counted).sum()
     totals["correct_tokens"] = (scores.correct[:, 0] * counted[:, 0]).sum()
     return totals
@@ -375,7 +377,7 @@ def pair_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     for name in ("chosen", "rejected"):
         metrics[f"rewards/{name}"] = totals[f"{name}_rewards"] / count
     metrics["rewards/accuracies"] = totals["accurate"] / count
-    metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
+    metrics["rewards/margins"] = totals["reward_margins"] / count
     for name in ("chosen", "rejected"):
         metrics[f"logps/{name}"] = totals[f"{name}_logps"] / count
         metrics[f"logits/{name}"] = totals[f"{name}_logits"] / tokens[name]
