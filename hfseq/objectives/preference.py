@@ -405,6 +405,11 @@ class ReferenceObjective(PreferenceObjective):
 
     arguments: ReferenceArguments
 
+    def setup(self) -> None:
+        """Selects whether the reference model is only used before training."""
+        super().setup()
+        self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
         """Returns the reference model, if there is one."""
         if self.arguments.reference_free:
@@ -425,11 +430,9 @@ class ReferenceObjective(PreferenceObjective):
             Float32, `(examples, answers)`. No gradient passes through them.
         """
         if "reference_logps" in batch:
-            answers = self.num_answers
-            return batch["reference_logps"].reshape(-1, answers)
+            return batch["reference_logps"].reshape(-1, self.num_answers)
         if self.arguments.reference_free:
-            answers = self.num_answers
-            return jnp.zeros((batch["pairs"].size, answers))
+            return jnp.zeros((batch["pairs"].size, self.num_answers))
         reference = self.auxiliary[REFERENCE]
         reference_params = reference.params(params, batch["auxiliary"][REFERENCE])
         scores, _ = self.scores(
