@@ -153,7 +153,54 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass
-class TextArguments(CheckedArguments):
+class DistillationArguments(CheckedArguments):
+    """Flags of knowledge distillation, which every objective with logits or vectors supports."""
+
+    teacher: str | None = option(
+        None,
+        "Directory or Hub name of a teacher, whose predictions the model learns in addition to the "
+        "labels (knowledge distillation).",
+    )
+    teacher_dtype: Literal["float32", "bfloat16"] | None = option(
+        None, "Dtype of the teacher's parameters. Default: --param_dtype."
+    )
+    distillation_loss: (
+        Literal["forward_kl", "reverse_kl", "jsd", "cosine", "mse", "margin_mse"] | None
+    ) = option(
+        None,
+        "How predictions are compared: forward_kl, reverse_kl or jsd (between distributions), mse "
+        "(between outputs), or, for embeddings, also cosine and margin_mse. Default: forward_kl, "
+        "and cosine for embeddings.",
+    )
+    distillation_temperature: PositiveFloat = option(
+        1.0, "Temperature of teacher and student. Divergences are multiplied by its square."
+    )
+    distillation_beta: Annotated[
+        float, AllowedValues("a number between 0 and 1", above=0, below=1)
+    ] = option(0.5, "Weight of the teacher in the mixture of --distillation_loss jsd.")
+    distillation_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.5, "Weight of the distillation loss."
+    )
+    task_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.5, "Weight of the loss of the labels when there is a teacher."
+    )
+    hidden_state_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.0,
+        "Weight of the cosine distance between the last hidden states of teacher and student.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Yields an error if all losses of a run with a teacher have the weight 0."""
+        if self.teacher and not self.distillation_weight and not self.hidden_state_weight:
+            yield (
+                "--teacher has no effect with --distillation_weight 0 and --hidden_state_weight 0: "
+                "increase one of them, or drop --teacher"
+            )
+        yield from super().problems()
+
+
+@dataclass
+class TextArguments(DistillationArguments):
     """Data flags shared by all objectives: data sources, tokenization and row length.
 
     Names and defaults are those of the Transformers 4 scripts.
@@ -242,6 +289,7 @@ class TextArguments(CheckedArguments):
                 f"the validation and test splits of {held_out}% leave no training {self.unit}: "
                 "reduce --validation_split_percentage or --test_split_percentage"
             )
+        yield from super().problems()
 
     @property
     def row_length(self) -> int | None:

@@ -6,10 +6,12 @@ trainer adds up these sums over batches, and divides them by their counts when i
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
@@ -699,9 +701,47 @@ def forward(
     """
     extra = model.extra if extra is None else extra
     call: Callable[..., Any] = model
-    return call(
-        *inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **keyword_inputs
+    recorder = _recorder.get()
+    keywords = keyword_inputs if recorder is None else keyword_inputs | recorder[1]
+    output, new_extra = call(
+        *inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **keywords
     )
+    if recorder is not None:
+        recorder[0].append(ForwardCall(inputs, keyword_inputs, output))
+    return output, new_extra
+
+
+class ForwardCall(NamedTuple):
+    """A call of :func:`forward`.
+
+    Attributes:
+        inputs: The positional inputs of the model.
+        keyword_inputs: Its keyword inputs.
+        output: Its output.
+    """
+
+    inputs: tuple[Any, ...]
+    keyword_inputs: dict[str, Any]
+    output: Any
+
+
+_recorder: contextvars.ContextVar[tuple[list[ForwardCall], dict[str, Any]] | None]
+_recorder = contextvars.ContextVar("hfseq_recorder", default=None)
+
+
+@contextlib.contextmanager
+def record_forward(**keywords: Any) -> Iterator[list[ForwardCall]]:
+    """Yields a list to which :func:`forward` adds its calls within a `with` block.
+
+    Args:
+        **keywords: Further keyword arguments of these calls, such as `output_hidden_states=True`.
+    """
+    calls: list[ForwardCall] = []
+    token = _recorder.set((calls, keywords))
+    try:
+        yield calls
+    finally:
+        _recorder.reset(token)
 
 
 def attention_inputs(

@@ -30,6 +30,7 @@ from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.context import platform
 from hfseq.nn.precision import choose_precision
 from hfseq.objectives.base import Auxiliary
+from hfseq.objectives.distillation import with_teacher
 from hfseq.training import processes, state
 from hfseq.training.arguments import Arguments, ModelArguments, TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
@@ -390,6 +391,8 @@ def build_run(
         mesh = sharding.make_mesh(training.mesh, devices)
         processes.open_connections(mesh)
     objective_class = plugins.load().objectives.get(objective_name)
+    if arguments.data.teacher is not None:
+        objective_class = with_teacher(objective_class)
     if training.do_predict and not objective_class.supports_predict:
         raise UsageError(
             f"--do_predict: the objective '{objective_name}' does not support a test split. A test "

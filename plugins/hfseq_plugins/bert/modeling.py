@@ -171,7 +171,7 @@ class MaskedLM(LanguageModel):
         """
         outputs = self.encode(*args, **kwargs)
         x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
-        logits = self.vocabulary_head(x, self.word_embeddings)
+        logits = nn.output_logits(lambda y: self.vocabulary_head(y, self.word_embeddings), x)
         return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
