@@ -6,7 +6,7 @@ from hfseq.plugins.hookspecs import Register, hookimpl
 
 OPTIMIZERS = (
     *("adabelief", "adafactor", "adagrad", "adam", "adamax", "adamw", "lamb", "lars", "lion"),
-    *("muon", "nadamw", "novograd", "radam", "rmsprop", "sgd"),
+    *("muon", "nadamw", "novograd", "radam", "rmsprop", "schedule_free_adamw", "sgd"),
 )
 
 #: Model types by the constant in `hfseq.data.tokenizers` that defines their special tokens.

@@ -53,6 +53,20 @@ class TrainState:
     loss_scale: LossScale | None = None
     memory: Tree | None = None
 
+    @property
+    def inference_params(self) -> Tree:
+        """The parameters to evaluate and to save.
+
+        With schedule-free optimizers, these are an average of the parameters of all steps.
+        """
+        kind = optax.contrib.ScheduleFreeState
+        leaves = jax.tree.leaves(self.opt_state, is_leaf=lambda leaf: isinstance(leaf, kind))
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                averaged: Tree = optax.contrib.schedule_free_eval_params(leaf, self.params)
+                return averaged
+        return self.params
+
     def to_dict(self) -> dict[str, Tree | optax.OptState]:
         """Returns the entries that are not `None` by name, as stored in checkpoints."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
