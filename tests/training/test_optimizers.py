@@ -153,7 +153,7 @@ def test_a_stable_schedule_decays_at_the_end_of_the_run(form, half):
 
 
 def test_schedule_free_adamw_averages_the_parameters_of_its_steps():
-    """Defazio et al., 2024, equations 2 to 4 and 7, in float64 without bias in `z`."""
+    """Compares with Defazio et al., 2024, algorithm 1, in float64."""
     options = arguments(
         optim="schedule_free_adamw",
         lr_scheduler_type="constant_with_warmup",
@@ -175,9 +175,9 @@ def test_schedule_free_adamw_averages_the_parameters_of_its_steps():
         v = 0.999 * v + 0.001 * gradient**2
         scaled = gradient / (np.sqrt(v / (1 - 0.999 ** (step + 1))) + 1e-8)
         z = z - rate * (scaled + 0.1 * y)
-        largest = max(0.1 * min(n / 3, 1) for n in range(step + 1))
+        largest = 0.1 * min((step + 1) / 3, 1)  # optax weighs a step by the next learning rate
         total += largest**2
-        share = largest**2 / total if total else 0.0
+        share = largest**2 / total
         x = (1 - share) * x + share * z
         grads = {"kernel": jnp.asarray(gradient, jnp.float32)}
         change, opt_state = optimizer.update(grads, opt_state, params)
