@@ -61,3 +61,20 @@ def write(folder: Path) -> Path:
         chats.write_lines(folder / f"{name}-kto.jsonl", completions(count, seed))
         chats.write_lines(folder / f"{name}-strings.jsonl", strings(count, seed))
     return folder
+
+
+def save_model(folder: Path) -> Path:
+    """Saves a tiny Llama with random weights for the tokenizer of `write` in `folder`/model."""
+    from transformers import AutoTokenizer, LlamaConfig
+
+    import hfseq
+
+    values = dict(part.split("=") for part in TINY.split(","))
+    sizes: Any = {name: float(v) if "." in v else int(v) for name, v in values.items()}
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer.eos_token, tokenizer.pad_token = chats.END_TOKEN, "<|endoftext|>"
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), **tokens, **sizes)
+    hfseq.FlaxLlamaForCausalLM(config, seed=1).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model"
