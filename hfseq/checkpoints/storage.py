@@ -51,7 +51,7 @@ LOG_FILES = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
     *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
     *("generated_*.txt", "test_results*.tsv", "predictions.*", "nbest_predictions.json"),
-    "null_odds.json",
+    *("null_odds.json", "reference_logps"),
 )
 PREPARED_FILES = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),

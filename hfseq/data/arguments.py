@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -153,7 +154,54 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass
-class TextArguments(CheckedArguments):
+class DistillationArguments(CheckedArguments):
+    """Flags of knowledge distillation, which every objective with logits or vectors supports."""
+
+    teacher: str | None = option(
+        None,
+        "Directory or Hub name of a teacher, whose predictions the model learns in addition to the "
+        "labels (knowledge distillation).",
+    )
+    teacher_dtype: Literal["float32", "bfloat16"] | None = option(
+        None, "Dtype of the teacher's parameters. Default: --param_dtype."
+    )
+    distillation_loss: (
+        Literal["forward_kl", "reverse_kl", "jsd", "cosine", "mse", "margin_mse"] | None
+    ) = option(
+        None,
+        "How predictions are compared: forward_kl, reverse_kl or jsd (between distributions), mse "
+        "(between outputs), or, for embeddings, also cosine and margin_mse. Default: forward_kl, "
+        "and cosine for embeddings.",
+    )
+    distillation_temperature: PositiveFloat = option(
+        1.0, "Temperature of teacher and student. Divergences are multiplied by its square."
+    )
+    distillation_beta: Annotated[
+        float, AllowedValues("a number between 0 and 1", above=0, below=1)
+    ] = option(0.5, "Weight of the teacher in the mixture of --distillation_loss jsd.")
+    distillation_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.5, "Weight of the distillation loss."
+    )
+    task_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.5, "Weight of the loss of the labels when there is a teacher."
+    )
+    hidden_state_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.0,
+        "Weight of the cosine distance between the last hidden states of teacher and student.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Yields an error if all losses of a run with a teacher have the weight 0."""
+        if self.teacher and not self.distillation_weight and not self.hidden_state_weight:
+            yield (
+                "--teacher has no effect with --distillation_weight 0 and --hidden_state_weight 0: "
+                "increase one of them, or drop --teacher"
+            )
+        yield from super().problems()
+
+
+@dataclass
+class TextArguments(DistillationArguments):
     """Data flags shared by all objectives: data sources, tokenization and row length.
 
     Names and defaults are those of the Transformers 4 scripts.
@@ -242,6 +290,7 @@ class TextArguments(CheckedArguments):
                 f"the validation and test splits of {held_out}% leave no training {self.unit}: "
                 "reduce --validation_split_percentage or --test_split_percentage"
             )
+        yield from super().problems()
 
     @property
     def row_length(self) -> int | None:
@@ -732,39 +781,13 @@ class QuestionAnsweringArguments(RecordArguments):
 
 
 @dataclass
-class ChatArguments(RecordArguments):
-    """Data flags of supervised fine-tuning. Names and defaults are those of TRL."""
+class ConversationArguments(RecordArguments):
+    """Data flags of objectives whose examples are conversations, or prompts with answers."""
 
-    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
-
-    test_file: list[str] | None = option(None, "Test data for --do_predict, in the same formats.")
-    dataset_text_field: str = option(
-        "text", "Column of the text, used if the data has neither messages nor prompts."
-    )
     max_length: PositiveInt | None = option(
         None,
         "Maximum length of an example in tokens. Longer examples are truncated. Default: 1024, "
         "or the model's maximum if that is smaller.",
-    )
-    packing: bool = option(
-        False,
-        "Pack several examples into one row to reduce padding. Examples do not attend to each "
-        "other.",
-    )
-    packing_strategy: Literal["bfd"] = option(
-        "bfd",
-        "Packing algorithm. bfd (best-fit decreasing) packs the longest examples first, each "
-        "into the fullest row with enough space.",
-    )
-    completion_only_loss: bool | None = option(
-        None,
-        "Compute the loss on completions only. Default: enabled if the data has prompts and "
-        "completions.",
-    )
-    assistant_only_loss: bool = option(
-        False,
-        "Compute the loss on assistant messages only. The chat template must mark them with "
-        "generation blocks.",
     )
     chat_template_path: str | None = option(
         None,
@@ -780,11 +803,6 @@ class ChatArguments(RecordArguments):
         "Token that ends a turn or a text, if it is not the tokenizer's EOS token, e.g. "
         "'<|im_end|>'.",
     )
-
-    def __post_init__(self) -> None:
-        if self.text_column_name:
-            self.dataset_text_field = self.text_column_name
-        super().__post_init__()
 
     def problems(self) -> Iterator[str]:
         """Also yields an error for contradictory lengths and for invalid template variables."""
@@ -814,6 +832,233 @@ class ChatArguments(RecordArguments):
         if not isinstance(variables, dict):
             raise ValueError(f"it is of type {type(variables).__name__}")
         return variables
+
+
+@dataclass
+class ChatArguments(ConversationArguments):
+    """Data flags of supervised fine-tuning. Names and defaults are those of TRL."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
+
+    test_file: list[str] | None = option(None, "Test data for --do_predict, in the same formats.")
+    dataset_text_field: str = option(
+        "text", "Column of the text, used if the data has neither messages nor prompts."
+    )
+    packing: bool = option(
+        False,
+        "Pack several examples into one row to reduce padding. Examples do not attend to each "
+        "other.",
+    )
+    packing_strategy: Literal["bfd"] = option(
+        "bfd",
+        "Packing algorithm. bfd (best-fit decreasing) packs the longest examples first, each "
+        "into the fullest row with enough space.",
+    )
+    completion_only_loss: bool | None = option(
+        None,
+        "Compute the loss on completions only. Default: enabled if the data has prompts and "
+        "completions.",
+    )
+    assistant_only_loss: bool = option(
+        False,
+        "Compute the loss on assistant messages only. The chat template must mark them with "
+        "generation blocks.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.text_column_name:
+            self.dataset_text_field = self.text_column_name
+        super().__post_init__()
+
+
+BETA_HELP = "Strength of the regularization towards the reference model."
+
+
+@dataclass
+class PreferenceArguments(ConversationArguments):
+    """Data flags of training on preferences. Names and defaults are those of TRL."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 1e-6}
+
+    truncation_mode: Literal["keep_start", "keep_end"] = option(
+        "keep_start",
+        "Which tokens of examples that are longer than --max_length are kept: the first tokens of "
+        "prompt and answer (keep_start), or the last ones (keep_end).",
+    )
+    disable_dropout: bool = option(True, "Train without dropout.")
+
+
+@dataclass
+class ReferenceArguments(PreferenceArguments):
+    """Data flags of losses that compare the model with a reference model."""
+
+    beta: float = option(0.1, BETA_HELP)
+    reference_free: bool = option(
+        False, "Train without a reference model, as if it gave all answers the same probability."
+    )
+    ref_model_name_or_path: str | None = option(
+        None,
+        "Directory or Hub name of the reference model. Default: the weights from which the run "
+        "starts.",
+    )
+    precompute_ref_log_probs: bool = option(
+        False,
+        "Compute the log-probabilities of the reference model before training and store them in "
+        "the output directory. Training then does not hold the reference model.",
+    )
+    precompute_ref_batch_size: PositiveInt | None = option(
+        None,
+        "Batch size per data-parallel shard of --precompute_ref_log_probs. Default: "
+        "--per_device_eval_batch_size.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for an invalid beta and for contradictory references."""
+        if not 0 < self.beta < math.inf:
+            yield f"--beta {self.beta}: use a positive number, e.g. 0.1"
+        if self.reference_free and (self.ref_model_name_or_path or self.precompute_ref_log_probs):
+            flag = (
+                "precompute_ref_log_probs"
+                if self.precompute_ref_log_probs
+                else "ref_model_name_or_path"
+            )
+            yield f"--reference_free and --{flag} exclude each other: drop one of them"
+        yield from super().problems()
+
+
+#: The loss types of DPO. The formulas are in `hfseq.objectives.preference_losses`.
+DPO_LOSSES = (
+    *("sigmoid", "hinge", "ipo", "robust", "cdpo", "apo_zero", "apo_down", "sigmoid_norm"),
+    *("bco_pair", "nca_pair", "sft"),
+)
+
+
+@dataclass
+class DPOArguments(ReferenceArguments):
+    """Data flags of direct preference optimization."""
+
+    packing: bool = option(
+        False,
+        "Pack several pairs into one row of twice the maximum length to reduce padding. Answers do "
+        "not attend to each other.",
+    )
+    loss_type: list[str] = option(
+        ["sigmoid"],
+        f"One or more losses: {', '.join(DPO_LOSSES)}.",
+    )
+    loss_weights: list[float] | None = option(
+        None, "Weight of each loss of --loss_type. Default: 1 for each of them."
+    )
+    label_smoothing: float = option(
+        0.0, "Probability that a label is wrong, for the losses robust and cdpo."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for unknown losses, and for values that a loss does not support."""
+        unknown = [name for name in self.loss_type if name not in DPO_LOSSES]
+        if unknown:
+            yield (
+                f"--loss_type {' '.join(self.loss_type)}: unknown loss '{unknown[0]}' (separate "
+                f"several losses by spaces). Use {', '.join(DPO_LOSSES)}"
+            )
+        if len(set(self.loss_type)) < len(self.loss_type):
+            yield f"--loss_type {' '.join(self.loss_type)}: name each loss only once"
+        weights = self.loss_weights
+        if weights is not None and len(weights) != len(self.loss_type):
+            yield (
+                f"--loss_weights has {len(weights)} values, but --loss_type has "
+                f"{len(self.loss_type)}: give one weight per loss"
+            )
+        if weights is not None and not all(map(math.isfinite, weights)):
+            yield "--loss_weights must be finite numbers"
+        yield from _smoothing_problems(
+            self.label_smoothing, {"robust", "cdpo"} & {*self.loss_type}, "robust or cdpo"
+        )
+        yield from super().problems()
+
+    @property
+    def weighted_losses(self) -> dict[str, float]:
+        """The weight of each loss."""
+        weights = self.loss_weights or [1.0] * len(self.loss_type)
+        return dict(zip(self.loss_type, weights, strict=True))
+
+
+def _smoothing_problems(smoothing: float, supported: object, names: str) -> Iterator[str]:
+    if not 0 <= smoothing < 0.5:
+        yield f"--label_smoothing {smoothing}: use a number from 0 to below 0.5"
+    elif smoothing and not supported:
+        yield (
+            f"--label_smoothing {smoothing} has no effect with this --loss_type: use {names}, or "
+            "drop the flag"
+        )
+
+
+@dataclass
+class KTOArguments(ReferenceArguments):
+    """Data flags of Kahneman-Tversky optimization."""
+
+    loss_type: Literal["kto", "apo_zero_unpaired"] = option(
+        "kto", "The loss. apo_zero_unpaired does not estimate the KL divergence."
+    )
+    desirable_weight: PositiveFloat = option(1.0, "Weight of the losses of good completions.")
+    undesirable_weight: PositiveFloat = option(1.0, "Weight of the losses of bad completions.")
+
+
+@dataclass
+class ORPOArguments(PreferenceArguments):
+    """Data flags of odds ratio preference optimization."""
+
+    beta: PositiveFloat = option(0.1, "Weight of the odds ratio loss (lambda in the paper).")
+
+
+#: The loss types of CPO.
+CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "alphapo")
+
+
+@dataclass
+class CPOArguments(PreferenceArguments):
+    """Data flags of contrastive preference optimization and SimPO."""
+
+    beta: PositiveFloat = option(0.1, "Factor of the log-probabilities. SimPO uses 2 to 10.")
+    loss_type: Literal["sigmoid", "hinge", "ipo", "simpo", "alphapo"] = option(
+        "sigmoid", "The loss: sigmoid, hinge or ipo (CPO), simpo, or alphapo."
+    )
+    label_smoothing: float = option(0.0, "Probability that a label is wrong, for the loss sigmoid.")
+    cpo_alpha: Annotated[float, AllowedValues("0 or more", minimum=0)] | None = option(
+        None,
+        "Weight of the cross-entropy of the chosen answers. Default: 1, and 0 for simpo and "
+        "alphapo.",
+    )
+    simpo_gamma: float = option(0.5, "Target margin of simpo and alphapo.")
+    alpha: float = option(0.0, "Exponent of the transformed rewards of alphapo.")
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for smoothing that the loss does not support."""
+        yield from _smoothing_problems(self.label_smoothing, self.loss_type == "sigmoid", "sigmoid")
+        if self.alpha and self.loss_type != "alphapo":
+            yield f"--alpha {self.alpha} has no effect with --loss_type {self.loss_type}: drop it"
+        yield from super().problems()
+
+
+@dataclass
+class RewardArguments(PreferenceArguments):
+    """Data flags of reward models."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 1e-4}
+
+    max_length: PositiveInt | None = option(
+        None,
+        "Maximum length of an example in tokens. Longer examples are left out. Default: 1024, or "
+        "the model's maximum if that is smaller.",
+    )
+    pad_token: str | None = option(
+        None, "Padding token, if it is not the tokenizer's. It must differ from the EOS token."
+    )
+    center_rewards_coefficient: PositiveFloat | None = option(
+        None,
+        "Coefficient of the squared sum of the rewards of a pair, which centers the rewards at 0, "
+        "e.g. 0.01.",
+    )
 
 
 @dataclass
@@ -1388,6 +1633,11 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "token_classification": TokenClassificationArguments,
     "question_answering": QuestionAnsweringArguments,
     "sft": ChatArguments,
+    "dpo": DPOArguments,
+    "kto": KTOArguments,
+    "orpo": ORPOArguments,
+    "cpo": CPOArguments,
+    "reward": RewardArguments,
     "embedding": EmbeddingArguments,
     "image_classification": ImageArguments,
     "image_text": ImageTextArguments,

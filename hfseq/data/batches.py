@@ -234,6 +234,50 @@ class FieldRows(LineRows):
         return arrays | {name: values[indices] for name, values in self.rows.items()}
 
 
+class GroupedRows(FieldRows):
+    """Rows of examples with several texts each: token IDs `(rows, texts, width)`.
+
+    Args:
+        texts: For each position in an example, the token IDs of the text of each example.
+        pad: ID of the padding token.
+        max_length: Maximum number of tokens per text.
+        pad_to_max_length: Whether all rows are padded to `max_length`.
+        tokens: Additional arrays with one value per token, by name: the values of all texts,
+            example by example, and the value for padding.
+        arrays: Additional arrays with one entry per example, by name.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[Sequence[int]]],
+        pad: int,
+        max_length: int,
+        pad_to_max_length: bool,
+        tokens: Mapping[str, tuple[Sequence[Sequence[int]], int]] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ):
+        self.size = len(texts)
+        flat = [ids for example in zip(*texts, strict=True) for ids in example]
+        super().__init__(flat, pad, max_length, tokens or {}, {}, pad_to_max_length)
+        self.arrays = dict(arrays or {})
+
+    def __len__(self) -> int:
+        return len(self.store) // self.size
+
+    def _documents(self, indices: np.ndarray) -> np.ndarray:
+        return (np.asarray(indices)[:, None] * self.size + np.arange(self.size)).ravel()
+
+    def width(self, indices: np.ndarray) -> int:
+        """Returns the smallest width in which all texts of these rows fit."""
+        return super().width(self._documents(indices))
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Returns these rows, padded to `width` columns."""
+        rows = super().fetch(self._documents(indices), width or self.width(indices))
+        grouped = {name: ids.reshape(len(indices), self.size, -1) for name, ids in rows.items()}
+        return grouped | {name: values[indices] for name, values in self.arrays.items()}
+
+
 class IndexRows:
     """Rows that contain the index of an image or audio file instead of its content.
 
@@ -298,7 +342,14 @@ class Batches:
         self, rows: Rows, batch_size: int, seed: int, shuffle: bool = True, drop_last: bool = False
     ):
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
+        # Whether a batch also contains each prompt with the answer of another row.
+        self.mismatched = getattr(rows, "mismatched", False)
         self.steps = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
+        if self.mismatched and shuffle and batch_size < 2:
+            raise UsageError(
+                "--global_batch_size 1: the KL divergence is estimated with the answers of other "
+                "rows of the same step. Use at least 2 rows per step"
+            )
         if not self.steps:
             raise DataError(
                 f"{len(rows)} rows do not fill a batch of {batch_size}: use a smaller batch size"
@@ -340,7 +391,14 @@ class Batches:
             The arrays of `Rows.fetch`, with the width of the complete batch, and "valid".
         """
         indices, valid = self.indices(step)
-        return self.rows.fetch(indices[part], self.rows.width(indices)) | {"valid": valid[part]}
+        width = self.rows.width(indices)
+        arrays = self.rows.fetch(indices[part], width) | {"valid": valid[part]}
+        if self.mismatched:
+            # Every process knows the indices of all rows of the step.
+            others = np.roll(indices, -1) if self.shuffle else (indices + 1) % len(self.rows)
+            rows: Any = self.rows
+            arrays |= rows.fetch_mismatched(indices[part], others[part], width)
+        return arrays
 
 
 class WindowBatches(Batches):

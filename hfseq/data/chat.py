@@ -41,6 +41,13 @@ class InvalidExample(Exception):
     """An example cannot be trained on. The message contains the reason."""
 
 
+def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
+    """Returns the number of leading elements that two arrays have in common."""
+    shared = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shared] != second[:shared])
+    return int(differs[0]) if len(differs) else shared
+
+
 class TokenizedExample(NamedTuple):
     """The tokens of an example.
 
@@ -91,7 +98,111 @@ def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArgum
     tokenizer.eos_token = end
 
 
-class ChatEncoder:
+class TextEncoder:
+    """Tokenizes texts, and conversations with the tokenizer's chat template.
+
+    Args:
+        tokenizer: The tokenizer.
+        variables: Variables of the chat template.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None
+    ):
+        self.tokenizer = tokenizer
+        self.variables = dict(variables or {})
+
+    def get_template(self) -> str:
+        """Returns the chat template.
+
+        Raises:
+            UsageError: The tokenizer has no chat template.
+        """
+        try:
+            return self.tokenizer.get_chat_template()
+        except ValueError as error:  # no template, or several without a default
+            raise UsageError(
+                "conversations require a chat template, but the tokenizer has none: use "
+                "--chat_template_path"
+            ) from error
+
+    def append_eos(self, text: str) -> str:
+        """Returns a text that ends with the end-of-text token."""
+        end = self.tokenizer.eos_token
+        if end is None:
+            raise UsageError("the tokenizer has no end-of-text token: specify one with --eos_token")
+        return text if text.endswith(end) else text + end
+
+    def tokenize_text(self, text: str) -> TokenizedExample:
+        """Tokenizes a text. All tokens are in the loss mask."""
+        ids = np.array(self._encode(text)["input_ids"], np.int32)
+        return TokenizedExample(ids, np.ones(len(ids), bool))
+
+    def _encode(self, text: str, **options: bool) -> Mapping[str, Any]:
+        if SURROGATE.search(text):
+            raise InvalidExample("it contains an unpaired surrogate, which is not valid Unicode")
+        return self.tokenizer(text, verbose=False, **options)
+
+    def apply_template(
+        self,
+        messages: list[dict[str, Any]],
+        example: Mapping[str, Any],
+        generation_prompt: bool = False,
+        answers_only: bool = False,
+    ) -> TokenizedExample:
+        """Formats messages with the chat template and tokenizes the result.
+
+        A token is part of an answer if it contains at least one character of the answer. The mask
+        that Transformers computes is not used: if an answer ends with a space that is not part of
+        any token (`trim_offsets`), that mask includes everything up to the end of the conversation.
+
+        Args:
+            messages: The messages.
+            example: The example. Its "tools" and "chat_template_kwargs" are passed to the template.
+            generation_prompt: Whether to append the generation prompt.
+            answers_only: Whether the loss mask contains answers only, which the template must mark.
+        """
+        from jinja2 import TemplateError, TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tools = example.get("tools")
+        try:
+            variables = without_none(example.get("chat_template_kwargs") or {})
+            options = self.tokenizer.special_tokens_map | self.variables | variables
+            tools = json.loads(tools) if isinstance(tools, str) else without_none(tools)
+            rendered: Any = render_jinja_template(  # the function's type annotation is wrong
+                [messages],
+                tools=tools,
+                return_assistant_tokens_mask=answers_only,
+                chat_template=self.tokenizer.get_chat_template(tools=tools),
+                add_generation_prompt=generation_prompt,
+                **options,
+            )
+        except TemplateSyntaxError as error:
+            raise UsageError(
+                f"the chat template is not valid, line {error.lineno}: {error.message}"
+            ) from error
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidExample(
+                f"the chat template raised an error: {first_line(error)}"
+            ) from error
+        texts, spans = rendered
+        encoded = self._encode(
+            texts[0], add_special_tokens=False, return_offsets_mapping=answers_only
+        )
+        ids = np.array(encoded["input_ids"], np.int32)
+        if not answers_only:
+            return TokenizedExample(ids, np.ones(len(ids), bool))
+        loss_mask, previous_end = [], 0
+        for start, stop in encoded["offset_mapping"]:
+            # The offsets of a token are empty if its whitespace is trimmed.
+            start = previous_end if start == stop else start
+            loss_mask.append(any(start < last and stop > first for first, last in spans[0]))
+            previous_end = stop
+        return TokenizedExample(ids, np.array(loss_mask, bool))
+
+
+class ChatEncoder(TextEncoder):
     """Tokenizes examples like TRL's `SFTTrainer`.
 
     Conversations are formatted with the tokenizer's chat template, which also adds its generation
@@ -113,7 +224,8 @@ class ChatEncoder:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, arguments: ChatArguments, records: Records
     ):
-        self.tokenizer, self.arguments = tokenizer, arguments
+        super().__init__(tokenizer, arguments.template_variables)
+        self.arguments = arguments
         table = records.tables[0]
         column_sets = (
             PROMPT_COMPLETION,
@@ -158,13 +270,7 @@ class ChatEncoder:
         self.num_mismatched_prompts = 0
 
     def _check_template(self) -> None:
-        try:
-            template = self.tokenizer.get_chat_template()
-        except ValueError as error:  # no template, or several without a default
-            raise UsageError(
-                "conversations require a chat template, but the tokenizer has none: use "
-                "--chat_template_path"
-            ) from error
+        template = self.get_template()
         if not self.assistant_only:
             return
         if not GENERATION_TAG.search(template):
@@ -190,108 +296,30 @@ class ChatEncoder:
             if self.conversational:
                 messages = check_messages(value)
                 check_answers(messages)
-                return self._apply_template(messages, example)
-            return self._tokenize_text(self._append_eos(check_text(value, self.columns[0])))
+                return self.apply_template(messages, example, answers_only=self.assistant_only)
+            return self.tokenize_text(self.append_eos(check_text(value, self.columns[0])))
         prompt, completion = (example[name] for name in PROMPT_COMPLETION)
         if isinstance(prompt, list):
             prompt_messages = check_messages(prompt)
             completion_messages = check_messages(completion)
             check_answers(completion_messages)
-            prompt_ids = self._apply_template(
-                prompt_messages, example, generation_prompt=True, answers_only=False
-            ).ids
-            full = self._apply_template([*prompt_messages, *completion_messages], example)
+            prompt_ids = self.apply_template(prompt_messages, example, generation_prompt=True).ids
+            full = self.apply_template(
+                [*prompt_messages, *completion_messages], example, answers_only=self.assistant_only
+            )
         else:
             prompt_text = check_text(prompt, PROMPT_COMPLETION[0], empty=True)
-            prompt_ids = self._tokenize_text(prompt_text).ids
-            full = self._tokenize_text(
-                prompt_text + self._append_eos(check_text(completion, PROMPT_COMPLETION[1]))
+            prompt_ids = self.tokenize_text(prompt_text).ids
+            full = self.tokenize_text(
+                prompt_text + self.append_eos(check_text(completion, PROMPT_COMPLETION[1]))
             )
         if not self.completion_only:
             return full
-        shared = min(len(prompt_ids), len(full.ids))
-        differs = np.flatnonzero(prompt_ids[:shared] != full.ids[:shared])
-        prompt_length = int(differs[0]) if len(differs) else shared
+        prompt_length = common_prefix(prompt_ids, full.ids)
         self.num_mismatched_prompts += prompt_length < len(prompt_ids)
         return TokenizedExample(
             full.ids, full.loss_mask & (np.arange(len(full.ids)) >= prompt_length)
         )
-
-    def _append_eos(self, text: str) -> str:
-        end = self.tokenizer.eos_token
-        if end is None:
-            raise UsageError("the tokenizer has no end-of-text token: specify one with --eos_token")
-        return text if text.endswith(end) else text + end
-
-    def _tokenize_text(self, text: str) -> TokenizedExample:
-        ids = np.array(self._encode(text)["input_ids"], np.int32)
-        return TokenizedExample(ids, np.ones(len(ids), bool))
-
-    def _encode(self, text: str, **options: bool) -> Mapping[str, Any]:
-        if SURROGATE.search(text):
-            raise InvalidExample("it contains an unpaired surrogate, which is not valid Unicode")
-        return self.tokenizer(text, verbose=False, **options)
-
-    def _apply_template(
-        self,
-        messages: list[dict[str, Any]],
-        example: Mapping[str, Any],
-        generation_prompt: bool = False,
-        answers_only: bool | None = None,
-    ) -> TokenizedExample:
-        """Formats messages with the chat template and tokenizes the result.
-
-        A token is part of an answer if it contains at least one character of the answer. The mask
-        that Transformers computes is not used: if an answer ends with a space that is not part of
-        any token (`trim_offsets`), that mask includes everything up to the end of the conversation.
-
-        Args:
-            messages: The messages.
-            example: The example. Its "tools" and "chat_template_kwargs" are passed to the template.
-            generation_prompt: Whether to append the generation prompt.
-            answers_only: Whether the loss mask contains answers only. Default: the value of
-                `--assistant_only_loss`.
-        """
-        from jinja2 import TemplateError, TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        answers_only = self.assistant_only if answers_only is None else answers_only
-        tools = example.get("tools")
-        try:
-            variables = without_none(example.get("chat_template_kwargs") or {})
-            options = self.tokenizer.special_tokens_map | self.arguments.template_variables
-            options = options | variables
-            tools = json.loads(tools) if isinstance(tools, str) else without_none(tools)
-            rendered: Any = render_jinja_template(  # the function's type annotation is wrong
-                [messages],
-                tools=tools,
-                return_assistant_tokens_mask=answers_only,
-                chat_template=self.tokenizer.get_chat_template(tools=tools),
-                add_generation_prompt=generation_prompt,
-                **options,
-            )
-        except TemplateSyntaxError as error:
-            raise UsageError(
-                f"the chat template is not valid, line {error.lineno}: {error.message}"
-            ) from error
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidExample(
-                f"the chat template raised an error: {first_line(error)}"
-            ) from error
-        texts, spans = rendered
-        encoded = self._encode(
-            texts[0], add_special_tokens=False, return_offsets_mapping=answers_only
-        )
-        ids = np.array(encoded["input_ids"], np.int32)
-        if not answers_only:
-            return TokenizedExample(ids, np.ones(len(ids), bool))
-        loss_mask, previous_end = [], 0
-        for start, stop in encoded["offset_mapping"]:
-            # The offsets of a token are empty if its whitespace is trimmed.
-            start = previous_end if start == stop else start
-            loss_mask.append(any(start < last and stop > first for first, last in spans[0]))
-            previous_end = stop
-        return TokenizedExample(ids, np.array(loss_mask, bool))
 
     def end_of_turn(self) -> tuple[str | None, bool]:
         """Returns the token with which the template ends an answer.
@@ -306,7 +334,11 @@ class ChatEncoder:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             # Some templates end a turn only if another turn follows.
-            tokens = self._apply_template(messages if self.assistant_only else messages[:2], {})
+            tokens = self.apply_template(
+                messages if self.assistant_only else messages[:2],
+                {},
+                answers_only=self.assistant_only,
+            )
         except InvalidExample:  # the template requires other messages
             return None, True
         ids = tokens.ids[tokens.loss_mask].tolist()
@@ -476,14 +508,18 @@ class PackedChatRows(PackedRows):
         examples: The examples.
         pad: The pad token id.
         length: Row length in tokens.
+        group: Number of consecutive examples that are kept together, in the same row.
 
     Attributes:
+        groups: The numbers of the groups in each row.
         row_offsets: Index of each row's first token in the store, followed by the total number of
             tokens.
     """
 
-    def __init__(self, examples: Sequence[TokenizedExample], pad: int, length: int):
-        rows = best_fit_decreasing([len(example.ids) for example in examples], length)
+    def __init__(self, examples: Sequence[TokenizedExample], pad: int, length: int, group: int = 1):
+        sizes = np.reshape([len(example.ids) for example in examples], (-1, group)).sum(1)
+        self.groups = best_fit_decreasing(sizes.tolist(), length)
+        rows = [[n * group + k for n in row for k in range(group)] for row in self.groups]
         ordered = [examples[number] for row in rows for number in row]
         offsets = np.array([0, *accumulate(len(example.ids) for example in ordered)], np.int64)
         ids, learned = (np.concatenate(part) for part in zip(*ordered, strict=True))

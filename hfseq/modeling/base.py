@@ -19,7 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -661,7 +661,7 @@ class FlaxModel(FlaxGenerationMixin):
         token_type_ids: Input = None,
         position_ids: Input = None,
         params: trees.Params | None = None,
-        dropout_rng: jax.Array | Keys | None = None,
+        dropout_rng: jax.Array | Keys | Literal[False] | None = None,
         train: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -678,7 +678,8 @@ class FlaxModel(FlaxGenerationMixin):
             token_type_ids: Type of each token, `(batch, length)`.
             position_ids: Position of each token, `(batch, length)`.
             params: Parameters to use instead of the model's own.
-            dropout_rng: PRNG key for dropout. Required for training with dropout.
+            dropout_rng: PRNG key for dropout. Required for training with dropout. `False` trains
+                without dropout.
             train: Whether to apply dropout and update collections.
             output_attentions: Whether to return attention weights. The default is the value in the
                 configuration.
@@ -714,7 +715,7 @@ class FlaxModel(FlaxGenerationMixin):
         self,
         inputs: dict[str, Any],
         params: trees.Params | None = None,
-        dropout_rng: jax.Array | Keys | None = None,
+        dropout_rng: jax.Array | Keys | Literal[False] | None = None,
         train: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -755,6 +756,8 @@ class FlaxModel(FlaxGenerationMixin):
             )
         if train and dropout_rng is None and self._has_dropout:
             raise UsageError("train=True with dropout requires dropout_rng=jax.random.key(...)")
+        if dropout_rng is False:
+            dropout_rng = None
         output_options = {
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,

@@ -35,6 +35,7 @@ from hfseq.nn.layers import (
     normal,
     uniform,
 )
+from hfseq.nn.logits import defer_logits, map_logits, output_logits
 from hfseq.nn.positions import (
     Rotary,
     alibi_slopes,
@@ -85,6 +86,7 @@ __all__ = [
     "batch_keys",
     "cross_attention_mask",
     "current_options",
+    "defer_logits",
     "dot_product",
     "dropout",
     "embed_patches",
@@ -94,8 +96,10 @@ __all__ = [
     "gather_positions",
     "height_and_width",
     "make_keys",
+    "map_logits",
     "normal",
     "options",
+    "output_logits",
     "positions_after_padding",
     "positions_from_mask",
     "positions_in_segments",

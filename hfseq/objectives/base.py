@@ -6,11 +6,14 @@ trainer adds up these sums over batches, and divides them by their counts when i
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,7 @@ from hfseq.data.arguments import DataArguments, TextArguments
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, is_raw, load_splits
 from hfseq.errors import UsageError
+from hfseq.nn import trees
 from hfseq.nn.context import RowGuarantees
 from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
 
@@ -150,6 +154,51 @@ def make_text_rows(
     if data.line_by_line:  # never true for raw text, for which the flag was rejected
         return LineRows(store, length, data.pad_to_max_length), stats
     return PackedRows(store, length, cross_documents), stats
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxiliaryModel:
+    """A second model that an objective needs, whose parameters are not trained.
+
+    Attributes:
+        source: Directory or Hub name of the model. `None` means the weights from which the run
+            starts. If the run trains an adapter, the model then shares the parameters of the base
+            model with the trained model.
+        head: Suffix of the model class, such as "ForCausalLM". Default: that of the objective.
+        dtype: Dtype of the parameters. Default: that of the trained model.
+        flag: The flag that names the model, for messages.
+    """
+
+    source: str | None = None
+    head: str | None = None
+    dtype: str | None = None
+    flag: str = "model_name_or_path"
+
+
+@dataclasses.dataclass(frozen=True)
+class Auxiliary:
+    """The structure of an auxiliary model, without its parameters.
+
+    Attributes:
+        model: The model.
+        shared_paths: The paths of its parameters if it shares parameters with the trained model.
+            `None` if all its parameters are its own.
+    """
+
+    model: FlaxPreTrainedModel
+    shared_paths: frozenset[trees.Path] | None = None
+
+    def params(self, params: Params, stored: Params) -> Params:
+        """Returns the parameters of the auxiliary model.
+
+        Args:
+            params: The parameters of the trained model.
+            stored: The parameters that belong to the auxiliary model only.
+        """
+        if self.shared_paths is None:
+            return stored
+        flat = trees.flatten(params) | trees.flatten(stored)
+        return trees.unflatten({path: flat[path] for path in self.shared_paths})
 
 
 class ProcessorPair:
@@ -305,6 +354,14 @@ class Objective:
     # Whether `loss` accepts a "memory" of the previous windows and returns the updated one.
     carries_state: ClassVar[bool] = False
 
+    # Whether `loss` requires the sums that `step_totals` returns.
+    uses_step_totals: ClassVar[bool] = False
+    # The structures of the models that `auxiliary_models` names. The batch of `loss` contains their
+    # parameters under "auxiliary".
+    auxiliary: Mapping[str, Auxiliary] = {}
+    # Whether the auxiliary models are only used before training.
+    precomputes_auxiliary: bool = False
+
     # Whether the model has an output head over the vocabulary. The count of FLOPs assumes that the
     # head runs at every position, unless `head_share` is overridden.
     has_vocabulary: ClassVar[bool] = True
@@ -323,6 +380,15 @@ class Objective:
 
         The constructor calls this method once.
         """
+
+    @classmethod
+    def task_head(cls, config: PreTrainedConfig) -> str:
+        """Returns the suffix of the class of models with this configuration."""
+        return cls.auto_class
+
+    def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
+        """Returns further models that the loss needs, by name. They are not trained."""
+        return {}
 
     @classmethod
     def configure(
@@ -500,6 +566,27 @@ class Objective:
         """
         raise NotImplementedError
 
+    def step_totals(
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        extra: Params | None,
+    ) -> dict[str, jax.Array]:
+        """Returns sums over a micro-batch that the loss needs for the whole step.
+
+        They are added up over all micro-batches before the first call of :meth:`loss`, whose batch
+        contains them under "step_totals". No gradient passes through them. Only called if
+        ``uses_step_totals`` is set.
+
+        Args:
+            model: The model.
+            params: The parameters.
+            batch: A micro-batch, as in :meth:`loss`.
+            extra: The model's non-parameter collections.
+        """
+        return {}
+
     def loss(
         self,
         model: FlaxPreTrainedModel,
@@ -516,7 +603,9 @@ class Objective:
         Args:
             model: The model.
             params: The parameters, with respect to which the loss is differentiated.
-            batch: A batch of :meth:`collate`, on devices.
+            batch: A batch of :meth:`collate`, on devices. It also contains the parameters of
+                auxiliary models under "auxiliary", and the sums of :meth:`step_totals` under
+                "step_totals", if the objective uses them.
             rngs: PRNG key for dropout, or ``None`` to disable dropout.
             train: Whether this is a training step.
             extra: The model's non-parameter collections. Default: ``model.extra``.
@@ -589,7 +678,7 @@ class Objective:
 def forward(
     model: FlaxPreTrainedModel,
     params: Params,
-    rngs: jax.Array | None,
+    rngs: jax.Array | Literal[False] | None,
     train: bool,
     extra: Params | None,
     *inputs: Any,
@@ -600,7 +689,8 @@ def forward(
     Args:
         model: The model.
         params: The parameters.
-        rngs: PRNG key for dropout, or ``None`` to disable dropout.
+        rngs: PRNG key for dropout, or ``None`` in evaluation. ``False`` disables dropout in
+            training.
         train: Whether this is a training step.
         extra: The model's non-parameter collections. Default: ``model.extra``.
         *inputs: Positional inputs of the model.
@@ -611,9 +701,47 @@ def forward(
     """
     extra = model.extra if extra is None else extra
     call: Callable[..., Any] = model
-    return call(
-        *inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **keyword_inputs
+    recorder = _recorder.get()
+    keywords = keyword_inputs if recorder is None else keyword_inputs | recorder[1]
+    output, new_extra = call(
+        *inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **keywords
     )
+    if recorder is not None:
+        recorder[0].append(ForwardCall(inputs, keyword_inputs, output))
+    return output, new_extra
+
+
+class ForwardCall(NamedTuple):
+    """A call of :func:`forward`.
+
+    Attributes:
+        inputs: The positional inputs of the model.
+        keyword_inputs: Its keyword inputs.
+        output: Its output.
+    """
+
+    inputs: tuple[Any, ...]
+    keyword_inputs: dict[str, Any]
+    output: Any
+
+
+_recorder: contextvars.ContextVar[tuple[list[ForwardCall], dict[str, Any]] | None]
+_recorder = contextvars.ContextVar("hfseq_recorder", default=None)
+
+
+@contextlib.contextmanager
+def record_forward(**keywords: Any) -> Iterator[list[ForwardCall]]:
+    """Yields a list to which :func:`forward` adds its calls within a `with` block.
+
+    Args:
+        **keywords: Further keyword arguments of these calls, such as `output_hidden_states=True`.
+    """
+    calls: list[ForwardCall] = []
+    token = _recorder.set((calls, keywords))
+    try:
+        yield calls
+    finally:
+        _recorder.reset(token)
 
 
 def attention_inputs(

@@ -11,18 +11,20 @@ import jax.numpy as jnp
 
 from hfseq.data.batches import IGNORE_INDEX
 from hfseq.nn.cpu import fast_argmax, is_single_cpu, largest_divisor
+from hfseq.nn.logits import DeferredLogits, map_logits
 
 # Number of logits that are processed together on a CPU: 1 MiB of float32, which fits in its caches.
 CHUNK_LOGITS = 2**18
 
 
 def cross_entropy(
-    logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
+    logits: jax.Array | DeferredLogits, labels: jax.Array, vocab_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sums the cross-entropy over all labels that are not -100.
 
     Args:
-        logits: Logits, `(..., vocab_size)`, in any float dtype. Sums are float32.
+        logits: Logits, `(..., vocab_size)`, in any float dtype. Sums are float32. The loss of
+            deferred logits is computed for a part of the positions at a time.
         labels: Target IDs, `(...)`. Positions with -100 are ignored.
         vocab_size: Size of the vocabulary. Columns of ``logits`` beyond ``vocab_size`` only pad the
             last axis to a multiple of the size of the ``tensor`` mesh axis. They have probability
@@ -36,7 +38,10 @@ def cross_entropy(
 
 
 def smoothed_cross_entropy(
-    logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float
+    logits: jax.Array | DeferredLogits,
+    labels: jax.Array,
+    vocab_size: int | None,
+    smoothing: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Sums the label-smoothed loss over all labels that are not -100.
 
@@ -59,14 +64,39 @@ def smoothed_cross_entropy(
         The sum of the smoothed losses, the sum of the plain cross-entropy, the number of targets,
         and the number of correct predictions.
     """
+    counted = labels != IGNORE_INDEX
+    safe_labels = jnp.where(counted, labels, 0)
+
+    def losses_of(chunk: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return token_losses(chunk, ids, vocab_size, smoothing)
+
+    if isinstance(logits, DeferredLogits):
+        losses, plain_losses, predictions = map_logits(losses_of, (logits,), safe_labels)
+    else:
+        losses, plain_losses, predictions = losses_of(logits, safe_labels)
+    total, plain_total = (jnp.where(counted, part, 0.0).sum() for part in (losses, plain_losses))
+    return total, plain_total, counted.sum(), (counted & (predictions == safe_labels)).sum()
+
+
+def token_losses(
+    logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the loss of each position.
+
+    Args:
+        logits: See :func:`cross_entropy`.
+        labels: Target IDs, `(...)`, all of which are in the vocabulary.
+        vocab_size: See :func:`cross_entropy`.
+        smoothing: See :func:`smoothed_cross_entropy`.
+
+    Returns:
+        The smoothed loss, the plain cross-entropy (both float32) and the most probable ID of each
+        position, `(...)`.
+    """
     size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
     if logits.shape[-1] > size:
         logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
-    counted = labels != IGNORE_INDEX
-    safe_labels = jnp.where(counted, labels, 0)
-    losses, plain_losses, predictions = _label_losses(logits, safe_labels, smoothing, size)
-    total, plain_total = (jnp.where(counted, part, 0.0).sum() for part in (losses, plain_losses))
-    return total, plain_total, counted.sum(), (counted & (predictions == safe_labels)).sum()
+    return _label_losses(logits, labels, smoothing, size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import EmbeddingArguments
-from hfseq.data.batches import IGNORE_INDEX, FieldRows, RowRandom
+from hfseq.data.batches import IGNORE_INDEX, GroupedRows, RowRandom
 from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
@@ -32,43 +32,6 @@ logger = logging.getLogger(__name__)
 
 #: Positives with a larger rank than this do not count in the mean reciprocal rank.
 MRR_CUTOFF = 10
-
-
-class MultiTextRows(FieldRows):
-    """Rows of examples with several texts each: token IDs `(rows, texts, width)`.
-
-    Args:
-        sides: For each text column, the token IDs of each example.
-        pad: ID of the padding token.
-        max_length: Maximum number of tokens per text.
-        pad_to_max_length: Whether all rows are padded to ``max_length``.
-    """
-
-    def __init__(
-        self,
-        sides: Sequence[Sequence[Sequence[int]]],
-        pad: int,
-        max_length: int,
-        pad_to_max_length: bool,
-    ):
-        self.sides = len(sides)
-        rows = [ids for example in zip(*sides, strict=True) for ids in example]
-        super().__init__(rows, pad, max_length, {}, {}, pad_to_max_length)
-
-    def __len__(self) -> int:
-        return len(self.store) // self.sides
-
-    def _documents(self, indices: np.ndarray) -> np.ndarray:
-        return (np.asarray(indices)[:, None] * self.sides + np.arange(self.sides)).ravel()
-
-    def width(self, indices: np.ndarray) -> int:
-        """Returns the smallest width in which all texts of these rows fit."""
-        return super().width(self._documents(indices))
-
-    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns these rows, padded to ``width`` columns."""
-        rows = super().fetch(self._documents(indices), width or self.width(indices))
-        return {name: ids.reshape(len(indices), self.sides, -1) for name, ids in rows.items()}
 
 
 class Embedding(Objective):
@@ -150,7 +113,7 @@ class Embedding(Objective):
             sides.append(ids)
         if num_truncated:
             logger.info("%s: truncated %d texts to %d tokens", split, num_truncated, length)
-        rows = MultiTextRows(
+        rows = GroupedRows(
             sides, pad_token_id(self.tokenizer), length, self.arguments.pad_to_max_length
         )
         logger.info("%s: %d examples of %s", split, len(rows), ", ".join(self.columns[split]))

@@ -124,6 +124,23 @@ def gather_masked(
     return positions, targets
 
 
+def scatter_labels(positions: jax.Array, targets: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Reverts :func:`gather_masked`.
+
+    Args:
+        positions: Indices of the tokens to predict within their group, `(groups, capacity)`.
+        targets: Their labels, `(groups, capacity)`.
+        shape: Shape of the result, `(rows, length)`.
+
+    Returns:
+        The labels of all tokens, int32, -100 for tokens that are not predicted.
+    """
+    groups = positions.shape[0]
+    labels = jnp.full((groups, math.prod(shape) // groups), IGNORE_INDEX, targets.dtype)
+    # Unused entries have the position 0 and the label -100, which does not replace a label.
+    return labels.at[jnp.arange(groups)[:, None], positions].max(targets).reshape(shape)
+
+
 class MaskedLM(Objective):
     """Masked language modeling with dynamic 80/10/10 masking.
 
@@ -136,6 +153,9 @@ class MaskedLM(Objective):
     row_guarantees = base.RowGuarantees()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
     variable_width: ClassVar[Mapping[str, int]] = {"masked_positions": 0, "labels": IGNORE_INDEX}
+
+    #: Whether the head is computed at all positions, and not only at the tokens to predict.
+    computes_all_logits: bool = False
 
     arguments: DataArguments
 
@@ -179,7 +199,8 @@ class MaskedLM(Objective):
         positions, labels = batch["masked_positions"], batch["labels"]
         # Whether the head can be computed at selected positions only.
         takes_positions = (
-            "masked_positions" in inspect.signature(model.module_class.__call__).parameters
+            not self.computes_all_logits
+            and "masked_positions" in inspect.signature(model.module_class.__call__).parameters
         )
         inputs: dict[str, Any] = {"masked_positions": positions} if takes_positions else {}
         if "segment_ids" in batch:
@@ -194,7 +215,9 @@ class MaskedLM(Objective):
             **inputs,
         )
         logits = output.logits
-        if not takes_positions:
+        if self.computes_all_logits:
+            labels = scatter_labels(positions, labels, batch["input_ids"].shape)
+        elif not takes_positions:
             flat = logits.reshape(positions.shape[0], -1, logits.shape[-1])
             logits = jnp.take_along_axis(flat, positions[..., None], axis=1)
         total, count, correct = cross_entropy(logits, labels, model.config.vocab_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from hfseq.objectives.base import Arrays, Params, RowsAndStats, Sample
 from hfseq.objectives.clm import SAMPLE_NEW_TOKENS, CausalLM
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.plugins import Plugins
 
@@ -48,19 +50,7 @@ class InstructionTuning(CausalLM):
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Adds the end-of-turn token to the model's EOS tokens, and checks support for packing."""
         super().prepare(model)
-        eos_token_id = model.generation_config.eos_token_id
-        self.stop_ids = (
-            eos_token_id
-            if isinstance(eos_token_id, list)
-            else []
-            if eos_token_id is None
-            else [eos_token_id]
-        )
-        end = self.tokenizer.eos_token_id
-        if end is not None and end not in self.stop_ids:
-            self.stop_ids = [end, *self.stop_ids]
-            model.generation_config.eos_token_id = self.stop_ids
-            model.config.eos_token_id = end
+        self.stop_ids = add_stop_token(model, self.tokenizer)
         if self.packing and not model.accepts("segment_ids"):
             logger.warning(
                 "architecture '%s' does not accept segment_ids, which packing requires: using one "
@@ -141,29 +131,67 @@ class InstructionTuning(CausalLM):
         """Generates the first answer in a few rows with greedy search."""
         indices = sorted({number * len(rows) // count for number in range(count)})
         batch = rows.fetch(np.array(indices, np.int64))
-        max_positions, samples = model.max_length(), []
-        for ids, learned in zip(batch["input_ids"], batch["learned"], strict=True):
-            prompt_length = int(learned.argmax())
-            max_new_tokens = (
-                SAMPLE_NEW_TOKENS
-                if max_positions is None
-                else min(SAMPLE_NEW_TOKENS, max_positions - prompt_length)
-            )
-            if not prompt_length or max_new_tokens < 1:
-                continue
-            sequences = model.generate(
-                ids[None, :prompt_length],
-                params=params,
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-            ).sequences
-            parts = (
-                np.asarray(part).tolist()
-                for part in (ids[:prompt_length], sequences[0, prompt_length:])
-            )
-            prompt_text, generated_text = (
-                str(self.tokenizer.decode(part, skip_special_tokens=True)).strip() for part in parts
-            )
-            samples.append((prompt_text, generated_text))
+        prompts = [
+            ids[: int(learned.argmax())]
+            for ids, learned in zip(batch["input_ids"], batch["learned"], strict=True)
+        ]
+        samples = generate_samples(model, params, self.tokenizer, prompts)
         return samples or super().samples(model, params, rows, count)
+
+
+def add_stop_token(model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Adds the tokenizer's end-of-text token to the tokens at which the model stops generation.
+
+    Returns:
+        The tokens at which the model stops generation.
+    """
+    eos_token_id = model.generation_config.eos_token_id
+    stop_ids: list[int] = (
+        eos_token_id
+        if isinstance(eos_token_id, list)
+        else []
+        if eos_token_id is None
+        else [eos_token_id]
+    )
+    end: Any = tokenizer.eos_token_id
+    if end is not None and end not in stop_ids:
+        stop_ids = [end, *stop_ids]
+        model.generation_config.eos_token_id = stop_ids
+        model.config.eos_token_id = end
+    return stop_ids
+
+
+def generate_samples(
+    model: FlaxPreTrainedModel,
+    params: Params,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[np.ndarray],
+) -> list[Sample]:
+    """Generates answers to prompts with greedy search.
+
+    Empty prompts and prompts that leave no room for an answer are left out.
+    """
+    max_positions, samples = model.max_length(), []
+    for prompt in prompts:
+        # An encoder-decoder has separate positions for the answer, and returns only the answer.
+        used = 0 if model.config.is_encoder_decoder else len(prompt)
+        max_new_tokens = (
+            SAMPLE_NEW_TOKENS
+            if max_positions is None
+            else min(SAMPLE_NEW_TOKENS, max_positions - used - (not used))
+        )
+        if not len(prompt) or max_new_tokens < 1:
+            continue
+        sequences = model.generate(
+            prompt[None],
+            params=params,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+        ).sequences
+        parts = (np.asarray(part).tolist() for part in (prompt, sequences[0, used:]))
+        prompt_text, generated_text = (
+            str(tokenizer.decode(part, skip_special_tokens=True)).strip() for part in parts
+        )
+        samples.append((prompt_text, generated_text))
+    return samples

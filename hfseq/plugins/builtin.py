@@ -6,7 +6,7 @@ from hfseq.plugins.hookspecs import Register, hookimpl
 
 OPTIMIZERS = (
     *("adabelief", "adafactor", "adagrad", "adam", "adamax", "adamw", "lamb", "lars", "lion"),
-    *("muon", "nadamw", "novograd", "radam", "rmsprop", "sgd"),
+    *("muon", "nadamw", "novograd", "radam", "rmsprop", "schedule_free_adamw", "sgd"),
 )
 
 #: Model types by the constant in `hfseq.data.tokenizers` that defines their special tokens.
@@ -37,6 +37,11 @@ def register_objectives(register: Register) -> None:
     register("token_classification", "hfseq.objectives.token_classification:TokenClassification")
     register("question_answering", "hfseq.objectives.question_answering:QuestionAnswering")
     register("sft", "hfseq.objectives.sft:InstructionTuning")
+    register("dpo", "hfseq.objectives.dpo:DPO")
+    register("kto", "hfseq.objectives.kto:KTO")
+    register("orpo", "hfseq.objectives.orpo:ORPO")
+    register("cpo", "hfseq.objectives.cpo:CPO")
+    register("reward", "hfseq.objectives.reward:RewardModeling")
     register("embedding", "hfseq.objectives.embedding:Embedding")
     register("summarization", "hfseq.objectives.translation:Summarization")
     register("image_classification", "hfseq.objectives.image_classification:ImageClassification")

@@ -557,7 +557,15 @@ OnNonFinite = Annotated[Literal["stop", "skip"], AllowedValues("one of stop, ski
 DeviceName = Annotated[
     Literal["cpu", "gpu", "cuda", "tpu"], AllowedValues("one of cpu, gpu, cuda, tpu, or nothing")
 ]
-Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant", "constant_with_warmup", "noam"]
+Schedule = Literal[
+    "linear",
+    "cosine",
+    "inverse_sqrt",
+    "constant",
+    "constant_with_warmup",
+    "warmup_stable_decay",
+    "noam",
+]
 NonNegativeFloat = Annotated[float, AllowedValues("0 or more", minimum=0)]
 Fraction = Annotated[float, AllowedValues("0 to 1", minimum=0, maximum=1)]
 
@@ -617,16 +625,23 @@ class TrainingArguments(CheckedArguments):
     lr_scheduler_type: Schedule = option(
         "linear",
         "Learning rate schedule: linear, cosine, inverse_sqrt, constant, constant_with_warmup, "
-        "or noam (learning_rate x d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)).",
+        "warmup_stable_decay (constant until the last --lr_decay_steps), or noam (learning_rate x "
+        "d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)).",
     )
     warmup_steps: NonNegativeInt = option(0, "Number of linear warmup steps.")
     warmup_ratio: Fraction = option(
         0.0, "Warmup as a fraction of all steps. Used if warmup_steps is 0."
     )
+    lr_decay_steps: PositiveInt | None = option(
+        None, "Number of steps at the end of the run in which warmup_stable_decay decays."
+    )
+    lr_decay_type: Literal["linear", "cosine", "1-sqrt"] = option(
+        "linear", "Form of the decay of warmup_stable_decay."
+    )
     lr_end_ratio: Fraction = option(
         0.0,
-        "Final learning rate of the linear and cosine schedules as a fraction of the peak, e.g. "
-        "0.1.",
+        "Final learning rate of the schedules linear, cosine and warmup_stable_decay as a fraction "
+        "of the peak, e.g. 0.1.",
     )
     lr_constant_steps: NonNegativeInt = option(
         0,
@@ -822,10 +837,36 @@ class TrainingArguments(CheckedArguments):
             )
         if self.max_steps <= 0 and not self.num_train_epochs > 0:
             yield f"--num_train_epochs {self.num_train_epochs}: use a positive number"
-        if self.lr_end_ratio and self.lr_scheduler_type not in ("linear", "cosine"):
+        is_stable = self.lr_scheduler_type == "warmup_stable_decay"
+        if (
+            self.lr_end_ratio
+            and self.lr_scheduler_type not in ("linear", "cosine")
+            and not is_stable
+        ):
             yield (
-                f"--lr_end_ratio {self.lr_end_ratio} only applies to linear and cosine schedules, "
-                f"not to --lr_scheduler_type {self.lr_scheduler_type}: drop one of the two flags"
+                f"--lr_end_ratio {self.lr_end_ratio} only applies to linear and cosine schedules "
+                f"and to warmup_stable_decay, not to --lr_scheduler_type {self.lr_scheduler_type}: "
+                "drop one of the two flags"
+            )
+        if is_stable != (self.lr_decay_steps is not None):
+            yield (
+                "--lr_scheduler_type warmup_stable_decay requires --lr_decay_steps N, the length "
+                "of its decay"
+                if is_stable
+                else f"--lr_decay_steps {self.lr_decay_steps} requires --lr_scheduler_type "
+                "warmup_stable_decay"
+            )
+        free = ("constant", "constant_with_warmup")
+        if self.optim.startswith("schedule_free") and self.lr_scheduler_type not in free:
+            yield (
+                f"--optim {self.optim} replaces the decay of the learning rate: use "
+                "--lr_scheduler_type constant_with_warmup or constant, not "
+                f"{self.lr_scheduler_type}"
+            )
+        if "8bit" in self.optim:
+            yield (
+                f"--optim {self.optim}: optax has no optimizer with 8-bit states. To save memory, "
+                "use adafactor or lion, or shard the states over devices with --mesh fsdp=N"
             )
         if self.lr_constant_steps and self.lr_scheduler_type == "noam":
             yield (

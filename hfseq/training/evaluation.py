@@ -66,12 +66,13 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
     if data is not None:
         is_complete = limit is None or limit >= len(data)
         totals: dict[str, float] = {}
+        params = state.inference_params
         parts: dict[str, list[np.ndarray]] = {}
         loader = EvaluationLoader(data, run.objective, run.mesh, 1, run.arguments.training.seed)
         steps = len(data) if limit is None else min(limit, len(data))
         for step, batch, _ in loader.batches(0, steps):
             _, valid = data.indices(step)
-            sums = jax.device_get(run.eval_step(state.params, run.frozen, state.extra, batch))
+            sums = jax.device_get(run.eval_step(params, run.frozen, state.extra, batch))
             for name in [name for name, value in sums.items() if value.ndim]:
                 parts.setdefault(name, []).append(sums.pop(name)[valid])
             totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
@@ -144,7 +145,7 @@ def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTraine
     """
     model, extra = run.model, dict(state.extra)
     # Without vocabulary padding, so that padding tokens are never generated.
-    flat = trees.flatten(join_frozen(state.params, run.frozen))
+    flat = trees.flatten(join_frozen(state.inference_params, run.frozen))
     params: Tree = trees.unflatten(
         {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
     )

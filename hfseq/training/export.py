@@ -62,7 +62,8 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     `training_args.json`, which can be passed to a training script in place of flags.
     """
     params = {
-        path: run.layout.cut(path, leaf) for path, leaf in trees.flatten(state.params).items()
+        path: run.layout.cut(path, leaf)
+        for path, leaf in trees.flatten(state.inference_params).items()
     }
     extra = jax.tree.map(np.asarray, state.extra)  # replicated: every process has it
     run.model.save_pretrained(

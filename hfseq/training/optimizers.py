@@ -79,6 +79,7 @@ def make_schedule(
         "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
         # join_schedules evaluates all schedules at every step, so `step` is negative in the warmup.
         "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / jnp.maximum(step + shift, 1)),
+        "warmup_stable_decay": _stable_decay(arguments, peak, steps),
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
     }
@@ -87,6 +88,39 @@ def make_schedule(
     if warmup == 0:
         return decay
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
+
+
+def _stable_decay(arguments: TrainingArguments, peak: float, steps: int) -> optax.Schedule:
+    """Returns a constant schedule with a decay at its end (Hu et al., 2024; Hägele et al., 2024).
+
+    All steps before the decay have the same learning rate, whatever the length of the run. A run
+    can therefore be resumed from any checkpoint before the decay with another length.
+
+    Args:
+        arguments: The training flags.
+        peak: The learning rate before the decay.
+        steps: Number of steps after the warmup.
+
+    Raises:
+        UsageError: The decay is longer than the run.
+    """
+    length, end = arguments.lr_decay_steps or 1, arguments.lr_end_ratio
+    if length > steps and arguments.lr_decay_steps:
+        raise UsageError(
+            f"--lr_decay_steps {length} exceeds the {steps} steps after the warmup: use fewer "
+            "steps, or train longer"
+        )
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        progress = jnp.clip((jnp.asarray(count, jnp.float32) - (steps - length)) / length, 0, 1)
+        shape = {
+            "linear": 1 - progress,
+            "cosine": 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+            "1-sqrt": 1 - jnp.sqrt(progress),
+        }[arguments.lr_decay_type]
+        return peak * (end + (1 - end) * shape)
+
+    return schedule
 
 
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
@@ -278,6 +312,28 @@ def _muon(schedule: optax.Schedule, **options: Any) -> optax.GradientTransformat
     )
 
 
+def _schedule_free_adamw(
+    schedule: optax.Schedule,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    mask: MaskFunction,
+) -> optax.GradientTransformation:
+    """Returns schedule-free AdamW (Defazio et al., 2024).
+
+    The parameters of the training state are those at which gradients are computed.
+    `TrainState.inference_params` are their weighted average, which is evaluated and saved.
+    """
+    base = optax.chain(
+        optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(schedule),
+    )
+    return optax.contrib.schedule_free(base, schedule, b1)
+
+
+schedule_free_adamw = _factory(_schedule_free_adamw, _ADAM, decays=True)
 adamw = _factory(optax.adamw, _ADAM, decays=True)  # Loshchilov and Hutter, 2019
 lion = _factory(optax.lion, _BETAS, decays=True)  # Chen et al., 2023
 # Shazeer and Stern, 2018, with an explicit learning rate, as in Transformers 4.

@@ -51,6 +51,7 @@ from hfseq.training.export import (
 )
 from hfseq.training.loader import Loader
 from hfseq.training.processes import StopSignal
+from hfseq.training.reference import precompute
 from hfseq.training.setup import Run, build_run, restore_or_initialize
 from hfseq.training.state import TrainState
 from hfseq.training.throughput import make_meter
@@ -207,6 +208,7 @@ def _build(
         restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
     run = build_run(arguments, objective, workspace.path, progress, devices)
     run, state = restore_or_initialize(run, restored_from, progress)
+    run = precompute(run, state)
     if training.do_train and training.resume_from_checkpoint:
         checkpointer.go_back(progress.step, workspace.push)
     return run, state, progress

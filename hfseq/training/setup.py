@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -28,6 +29,8 @@ from hfseq.modeling import lora
 from hfseq.nn import fp8, sharding, trees
 from hfseq.nn.context import platform
 from hfseq.nn.precision import choose_precision
+from hfseq.objectives.base import Auxiliary
+from hfseq.objectives.distillation import with_teacher
 from hfseq.training import processes, state
 from hfseq.training.arguments import Arguments, ModelArguments, TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
@@ -121,7 +124,9 @@ class Run:
         schedule: The learning rate schedule, or `None` if the run only evaluates.
         total_steps: The number of the last step, counted from 1.
         folder: The local output directory.
-        frozen: Parameters that the model uses, but that are neither trained nor saved.
+        auxiliary: Further models that the objective needs, by name.
+        frozen: Parameters that the model uses, but that are neither trained nor saved. The
+            parameters of auxiliary models are under `state.AUXILIARY`.
     """
 
     arguments: Arguments
@@ -135,6 +140,7 @@ class Run:
     schedule: optax.Schedule | None
     total_steps: int
     folder: Path
+    auxiliary: Mapping[str, AuxiliaryPlan] = dataclasses.field(default_factory=dict)
     frozen: Tree = dataclasses.field(default_factory=dict)
 
     @property
@@ -184,7 +190,12 @@ class Run:
             }
         )
         quantization = self.arguments.model.base_quantization
-        return frozen if quantization is None else self.model.quantize(frozen, quantization)
+        if quantization is not None:
+            frozen = self.model.quantize(frozen, quantization)
+        if not self.auxiliary or self.objective.precomputes_auxiliary:
+            return frozen
+        stored = {name: plan.abstract_params() for name, plan in self.auxiliary.items()}
+        return {**frozen, state.AUXILIARY: stored}
 
     @functools.cached_property
     def _abstract_state(self) -> TrainState:
@@ -250,6 +261,100 @@ class Run:
         return jax.jit(self.model.extra_metrics)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class AuxiliaryPlan:
+    """An auxiliary model of an objective, before its parameters are loaded.
+
+    Attributes:
+        structure: The model.
+        arguments: The flags that describe its weights.
+        layout: The sharding of its parameters.
+        stored_paths: The paths of the parameters that it does not share with the trained model.
+    """
+
+    structure: Auxiliary
+    arguments: Arguments
+    layout: sharding.Layout
+    stored_paths: frozenset[trees.Path]
+
+    def abstract_params(self) -> Tree:
+        """Returns the shapes, dtypes and shardings of the parameters that are not shared."""
+        shapes = param_shapes(self.structure.model)
+        shapes = {path: shape for path, shape in shapes.items() if path in self.stored_paths}
+        shardings = self.layout.shardings(shapes)
+        return trees.unflatten(
+            {
+                path: jax.ShapeDtypeStruct(
+                    self.layout.padded_shape(path, shape),
+                    self.arguments.model.param_dtype,
+                    sharding=shardings[path],
+                )
+                for path, shape in shapes.items()
+            }
+        )
+
+    def load(self, start: Mapping[trees.Path, jax.Array]) -> Tree:
+        """Loads the parameters that are not shared.
+
+        Args:
+            start: The parameters of the trained model at the start of the run, by path.
+        """
+        if self.structure.shared_paths is not None:
+            return trees.unflatten({path: jnp.copy(start[path]) for path in self.stored_paths})
+        params, extra = make_params(self.arguments, self.structure.model, self.layout)
+        self.structure.model.extra = dict(extra)
+        return params
+
+
+def plan_auxiliary(
+    arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel, mesh: Mesh
+) -> dict[str, AuxiliaryPlan]:
+    """Builds the auxiliary models of an objective, without their parameters.
+
+    Args:
+        arguments: The flags of the run.
+        objective: The objective.
+        model: The trained model.
+        mesh: The device mesh.
+    """
+    plans = {}
+    for name, request in objective.auxiliary_models().items():
+        source = weights_source(arguments)
+        shares = model.peft_config is not None and request.source is None
+        if shares and source and lora.find_adapter(source, _hub_options(arguments)):
+            # The adapter is trained further. The reference is the adapter at the start of the run.
+            layout = shard_model(model, mesh, arguments.training.sequence_parallel)
+            paths = frozenset(param_shapes(model))
+            trained = frozenset(model.trainable_paths)
+            plans[name] = AuxiliaryPlan(Auxiliary(model, paths), arguments, layout, trained)
+            continue
+        flags = dataclasses.replace(
+            arguments.model,
+            model_name_or_path=request.source or arguments.model.model_name_or_path,
+            model_revision="main" if request.source else arguments.model.model_revision,
+            param_dtype=request.dtype or arguments.model.param_dtype,
+            use_peft=False,
+            load_in_4bit=False,
+            load_in_8bit=False,
+        )
+        # The model is not trained, unless it is a new one, which is initialized like the policy.
+        trains = flags.model_name_or_path is None
+        training = dataclasses.replace(arguments.training, do_train=trains, do_eval=True)
+        own = dataclasses.replace(arguments, model=flags, training=training)
+        config = model.config
+        if request.source is not None:
+            base, hub = base_model_of(request.source, _hub_options(own))
+            config = config_files.auto_config(base, flags.trust_remote_code, **hub)
+        structure = build_model(own, config, request.head or objective.task_head(config))
+        layout = shard_model(structure, mesh, arguments.training.sequence_parallel)
+        paths = frozenset(param_shapes(structure))
+        stored = paths & frozenset(model.trainable_paths) if shares else paths
+        plans[name] = AuxiliaryPlan(
+            Auxiliary(structure, paths if shares else None), own, layout, stored
+        )
+    return plans
+
+
 def build_run(
     arguments: Arguments,
     objective_name: str,
@@ -286,6 +391,8 @@ def build_run(
         mesh = sharding.make_mesh(training.mesh, devices)
         processes.open_connections(mesh)
     objective_class = plugins.load().objectives.get(objective_name)
+    if arguments.data.teacher is not None:
+        objective_class = with_teacher(objective_class)
     if training.do_predict and not objective_class.supports_predict:
         raise UsageError(
             f"--do_predict: the objective '{objective_name}' does not support a test split. A test "
@@ -303,10 +410,12 @@ def build_run(
             )
         with _hidden_token_warnings(arguments):
             config = load_config(arguments, tokenizer, objective_class)
-    model = build_model(arguments, config, objective_class.auto_class)
+    model = build_model(arguments, config, objective_class.task_head(config))
     objective = objective_class(arguments.data, tokenizer, config)
     layout = shard_model(model, mesh, training.sequence_parallel)
     objective.prepare(model)
+    auxiliary = plan_auxiliary(arguments, objective, model, mesh)
+    objective.auxiliary = {name: plan.structure for name, plan in auxiliary.items()}
     if training.do_train:
         _record_collections(model, progress, training.output_dir)
     batch = plan_batch(arguments, objective, model, mesh, progress)
@@ -346,6 +455,7 @@ def build_run(
         schedule,
         total_steps,
         output,
+        auxiliary,
     )
 
 
@@ -365,6 +475,7 @@ def restore_or_initialize(
     extra: Tree = {}
     if not progress.step or run.model.peft_config is not None:
         params, extra = make_params(run.arguments, run.model, run.layout)
+    stored = {name: plan.load(trees.flatten(params)) for name, plan in run.auxiliary.items()}
     if run.model.peft_config is not None:
         flat, trained_paths = trees.flatten(params), run.model.trainable_paths
         trained_params = {path: leaf for path, leaf in flat.items() if path in trained_paths}
@@ -375,6 +486,8 @@ def restore_or_initialize(
         if (quantization := run.arguments.model.base_quantization) is not None:
             frozen = run.model.quantize(frozen, quantization)
         run = dataclasses.replace(run, frozen=frozen)
+    if stored:
+        run = dataclasses.replace(run, frozen={**run.frozen, state.AUXILIARY: stored})
     if progress.step:
         restored = checkpointer.restore(progress.step, abstract)
         output_dir = run.arguments.training.output_dir

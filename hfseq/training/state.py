@@ -53,6 +53,20 @@ class TrainState:
     loss_scale: LossScale | None = None
     memory: Tree | None = None
 
+    @property
+    def inference_params(self) -> Tree:
+        """The parameters to evaluate and to save.
+
+        With schedule-free optimizers, these are an average of the parameters of all steps.
+        """
+        kind = optax.contrib.ScheduleFreeState
+        leaves = jax.tree.leaves(self.opt_state, is_leaf=lambda leaf: isinstance(leaf, kind))
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                averaged: Tree = optax.contrib.schedule_free_eval_params(leaf, self.params)
+                return averaged
+        return self.params
+
     def to_dict(self) -> dict[str, Tree | optax.OptState]:
         """Returns the entries that are not `None` by name, as stored in checkpoints."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -241,11 +255,24 @@ def state_shardings(
 # -- the step
 
 
+#: The key of the parameters of auxiliary models in the tree of frozen parameters.
+AUXILIARY = "auxiliary"
+
+
 def join_frozen(params: Tree, frozen: Tree) -> Tree:
-    """Returns the trained and the frozen parameters of a model as one tree."""
-    if not frozen:
+    """Returns the trained and the frozen parameters of a model as one tree.
+
+    The result does not contain the parameters of auxiliary models.
+    """
+    own = {name: part for name, part in frozen.items() if name != AUXILIARY}
+    if not own:
         return params
-    return trees.unflatten(trees.flatten(frozen) | trees.flatten(params))
+    return trees.unflatten(trees.flatten(own) | trees.flatten(params))
+
+
+def with_auxiliary(batch: Batch, frozen: Tree) -> dict[str, Any]:
+    """Returns a batch that also contains the parameters of auxiliary models, if there are any."""
+    return {**batch, AUXILIARY: frozen[AUXILIARY]} if AUXILIARY in frozen else dict(batch)
 
 
 def make_step(
@@ -365,9 +392,22 @@ def _gradients(
     scales = {name: tree for name, tree in state.extra.items() if name in overwritten}
     extra = {name: tree for name, tree in state.extra.items() if name not in overwritten}
 
+    step_totals: dict[str, Any] = {}
+    if objective.uses_step_totals:
+        all_params = join_frozen(state.params, frozen)
+
+        def totals_of(micro_batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+            with nn.row_guarantees(objective.row_guarantees):
+                return objective.step_totals(
+                    model, all_params, with_auxiliary(micro_batch, frozen), state.extra
+                )
+
+        step_totals = {"step_totals": _sum_totals(totals_of, batch)}
+
     def loss_sum(params: Tree, scales: Tree, extra: dict, micro_batch: dict, keys: Any) -> tuple:
         extra = {**extra, **fp8.for_gradient(scales)}
         all_params = join_frozen(params, frozen)
+        micro_batch = with_auxiliary(micro_batch, frozen) | step_totals
         with nn.row_guarantees(objective.row_guarantees):
             total, count, outputs = objective.loss(
                 model, all_params, micro_batch, keys, True, extra=extra
@@ -394,6 +434,15 @@ def _gradients(
 
     (grads, sums, new_scales), extra, memory = _accumulate(micro_step, extra, batch)
     return grads, sums, extra | fp8.overwrite(scales, new_scales), memory
+
+
+def _sum_totals(
+    totals_of: Callable[[Mapping[str, Any]], dict[str, jax.Array]], batch: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Adds up the results of `totals_of` over all micro-batches. No gradient passes through it."""
+    arrays = {name: leaf for name, leaf in batch.items() if name != "row"}
+    parts = jax.lax.map(totals_of, arrays)
+    return jax.tree.map(lambda x: jax.lax.stop_gradient(x.astype(jnp.float32).sum(0)), parts)
 
 
 def _accumulate(
@@ -464,8 +513,10 @@ def make_eval_step(
     """
 
     def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
-        batch = {name: leaf[0] for name, leaf in batch.items()}
+        batch = with_auxiliary({name: leaf[0] for name, leaf in batch.items()}, frozen)
         all_params = join_frozen(params, frozen)
+        if objective.uses_step_totals:
+            batch["step_totals"] = objective.step_totals(model, all_params, batch, extra)
         with nn.row_guarantees(objective.row_guarantees):
             total, count, loss_outputs = objective.loss(
                 model, all_params, batch, None, False, extra=extra

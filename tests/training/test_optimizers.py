@@ -17,6 +17,7 @@ from hfseq.nn import trees
 from hfseq.plugins.builtin import OPTIMIZERS
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, muon, path_mask
+from hfseq.training.state import TrainState
 from tests.support import parallel
 from tests.support.tiers import first
 
@@ -71,7 +72,9 @@ def test_biases_and_norms_are_not_decayed(path, decayed):
 
 @pytest.mark.parametrize("optim", first(OPTIMIZERS, "adamw", "adafactor", "lion", "sgd", "muon"))
 def test_every_registered_optimizer_descends_and_applies_decay(optim):
-    plain, decayed = updates(optim=optim), updates(optim=optim, weight_decay=0.5)
+    # Schedule-free optimizers refuse a schedule that decays.
+    options = {"lr_scheduler_type": "constant"} if optim.startswith("schedule_free") else {}
+    plain, decayed = (updates(optim=optim, weight_decay=decay, **options) for decay in (0.0, 0.5))
     kernel = plain["encoder"]["layer"]["0"]["dense"]["kernel"]
     assert (kernel < 0).all() and jnp.isfinite(kernel).all()
     if optim not in ("lamb", "lars"):  # see test_trust_ratio_includes_weight_decay
@@ -127,6 +130,61 @@ def test_schedules_warm_up_and_then_move_as_named(name, points):
     schedule = make_schedule(arguments(lr_scheduler_type=name, warmup_steps=10), 100)
     for step, rate in points.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
+
+
+@pytest.mark.parametrize(
+    ("form", "half"), [("linear", 0.5), ("cosine", 0.5), ("1-sqrt", 1 - 0.5**0.5)]
+)
+def test_a_stable_schedule_decays_at_the_end_of_the_run(form, half):
+    flags = {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_decay_steps": 20,
+        "lr_decay_type": form,
+        "lr_end_ratio": 0.2,
+        "warmup_steps": 10,
+    }
+    short, long = (make_schedule(arguments(**flags), steps) for steps in (100, 300))
+    for step, rate in {5: 0.05, 10: 0.1, 80: 0.1, 90: 0.1 * (0.2 + 0.8 * half), 100: 0.02}.items():
+        assert float(short(step)) == pytest.approx(rate, rel=1e-5), step
+    # A run that is resumed with another length has had the same learning rates.
+    assert all(float(short(step)) == float(long(step)) for step in range(0, 80, 7))
+    with pytest.raises(UsageError, match="--lr_decay_steps 20 exceeds the 5 steps"):
+        make_schedule(arguments(**flags), 15)
+
+
+def test_schedule_free_adamw_averages_the_parameters_of_its_steps():
+    """Compares with Defazio et al., 2024, algorithm 1, in float64."""
+    options = arguments(
+        optim="schedule_free_adamw",
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=3,
+        weight_decay=0.1,
+    )
+    factory, schedule = plugins.load().optimizers.get(options.optim), make_schedule(options, 10)
+    optimizer = make_optimizer(factory, options, schedule)
+    draw = np.random.default_rng(0)
+    start = draw.normal(size=(3, 4))
+    params = {"kernel": jnp.asarray(start, jnp.float32)}
+    opt_state = optimizer.init(params)
+    x, z, v, total = start.copy(), start.copy(), np.zeros_like(start), 0.0
+    for step in range(8):
+        y = 0.1 * z + 0.9 * x
+        np.testing.assert_allclose(params["kernel"], y, rtol=2e-5, atol=1e-6)
+        gradient = draw.normal(size=start.shape)
+        rate = 0.1 * min(step / 3, 1)
+        v = 0.999 * v + 0.001 * gradient**2
+        scaled = gradient / (np.sqrt(v / (1 - 0.999 ** (step + 1))) + 1e-8)
+        z = z - rate * (scaled + 0.1 * y)
+        largest = 0.1 * min((step + 1) / 3, 1)  # optax weighs a step by the next learning rate
+        total += largest**2
+        share = largest**2 / total
+        x = (1 - share) * x + share * z
+        grads = {"kernel": jnp.asarray(gradient, jnp.float32)}
+        change, opt_state = optimizer.update(grads, opt_state, params)
+        params = {"kernel": params["kernel"] + change["kernel"]}
+    zero = jnp.zeros(())
+    trained = TrainState(params=params, opt_state=opt_state, extra={}, step=zero, window={})
+    np.testing.assert_allclose(trained.inference_params["kernel"], x, rtol=2e-5, atol=1e-6)
 
 
 def test_noam_is_the_papers_formula():
@@ -311,6 +369,10 @@ def test_linear_and_inverse_sqrt_schedules():
             "--lr_end_ratio 0.1 .*linear and cosine",
         ),
         ({"lr_constant_steps": 5, "lr_scheduler_type": "noam"}, "noam .*inverse_sqrt"),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "requires --lr_decay_steps"),
+        ({"lr_decay_steps": 5}, "--lr_decay_steps 5 requires .*warmup_stable_decay"),
+        ({"optim": "schedule_free_adamw"}, "schedule_free_adamw .*constant_with_warmup"),
+        ({"optim": "adamw_8bit"}, "adamw_8bit: optax has no .*8-bit"),
         ({"weight_decay_mode": "relative"}, "decoupled, absolute"),
         ({"state_reset": "never"}, "--state_reset never .*--update_length"),
         ({"weight_decay": -0.1}, "--weight_decay -0.1: .*0 or more"),

@@ -183,7 +183,7 @@ class MaskedLM(LanguageModel):
         """
         outputs = self.encode(*args, **kwargs)
         x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
-        logits = self.vocabulary_head(x, self.word_embeddings)
+        logits = nn.output_logits(lambda y: self.vocabulary_head(y, self.word_embeddings), x)
         return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -194,7 +194,9 @@ class CausalLM(LanguageModel):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         outputs = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.vocabulary_head(outputs.last_hidden_state, self.word_embeddings),
+            logits=nn.output_logits(
+                lambda x: self.vocabulary_head(x, self.word_embeddings), outputs.last_hidden_state
+            ),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,

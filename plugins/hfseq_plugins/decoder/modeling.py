@@ -486,8 +486,16 @@ class CausalLM(Head):
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.decoder(*args, **kwargs)
-        x, bias = output.last_hidden_state, None if self.lm_head is None else self.lm_head.bias
+        return out.FlaxCausalLMOutputWithCrossAttentions(
+            logits=nn.vocabulary_logits(self.logits, output.last_hidden_state),
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps hidden states, `(..., hidden_size)`, to logits, `(..., vocab_size)`."""
         if self.tied:
+            bias = None if self.lm_head is None else self.lm_head.bias
             logits = self.decoder.embeddings.attend(x, None if bias is None else bias[...])
         else:
             logits = self.lm_head(x)
@@ -495,11 +503,7 @@ class CausalLM(Head):
             logits = logits * self.scale
         if self.divisor is not None:
             logits = logits / self.divisor
-        if self.softcap is not None:
-            logits = jnp.tanh(logits / self.softcap) * self.softcap
-        return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
-        )
+        return logits if self.softcap is None else jnp.tanh(logits / self.softcap) * self.softcap
 
 
 def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:

@@ -158,10 +158,14 @@ class CausalLM(nnx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
-        x, head = output.last_hidden_state, self.lm_head
-        tied = head.kernel is None
+
+        def head(x: jax.Array) -> jax.Array:
+            if self.lm_head.kernel is None:
+                return self.transformer.wte.attend(x, self.lm_head.bias[...])  # type: ignore[index]  # the head has a bias
+            return self.lm_head(x)
+
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.transformer.wte.attend(x, head.bias[...]) if tied else head(x),  # type: ignore[index]  # the head has a bias
+            logits=nn.output_logits(head, output.last_hidden_state),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )

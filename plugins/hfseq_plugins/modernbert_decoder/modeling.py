@@ -105,7 +105,9 @@ class CausalLM(modernbert.VocabularyProjection):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.logits(self.lm_head(output.last_hidden_state)),
+            logits=nn.output_logits(
+                lambda x: self.logits(self.lm_head(x)), output.last_hidden_state
+            ),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )

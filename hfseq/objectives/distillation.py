@@ -1,0 +1,365 @@
+"""Knowledge distillation: the model also learns the predictions of a teacher (Hinton et al., 2015).
+
+`with_teacher` adds distillation to any objective whose loss calls the model once and whose model
+returns logits, or embeddings in the case of the objective "embedding".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import nn
+from hfseq.data.batches import IGNORE_INDEX
+from hfseq.errors import UsageError, first_line
+from hfseq.modeling.sentence import l2_normalize
+from hfseq.nn.logits import DeferredLogits, map_logits
+from hfseq.objectives import base
+from hfseq.objectives.base import AuxiliaryModel, Batch, ForwardCall, Loss, Objective, Params
+from hfseq.objectives.divergences import (
+    cosine_distance,
+    divergence,
+    margin_squared_error,
+    squared_error,
+)
+
+if TYPE_CHECKING:
+    from hfseq.modeling import FlaxPreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+#: Name of the teacher among the auxiliary models.
+TEACHER = "teacher"
+DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
+#: The inputs of models that contain token IDs.
+ID_INPUTS = ("input_ids", "decoder_input_ids")
+
+
+@functools.cache
+def with_teacher(objective: type[Objective]) -> type[Objective]:
+    """Returns a subclass of an objective that also learns the predictions of ``--teacher``."""
+    return type(f"Distilled{objective.__name__}", (Distillation, objective), {})
+
+
+class Distillation(Objective):
+    """The part of an objective that compares the model with a teacher.
+
+    The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
+    of the hidden states, each multiplied by its weight. Each is a mean over its own positions: the
+    positions with labels or, in masked language modeling, all tokens for the last two.
+    """
+
+    def setup(self) -> None:
+        """Compares the vocabularies of teacher and student."""
+        super().setup()
+        data, kind = self.arguments, type(self)
+        self.compares_vectors = self.name == "embedding"
+        self.distillation_loss = data.distillation_loss or (
+            "cosine" if self.compares_vectors else "forward_kl"
+        )
+        vector_losses = ("cosine", "margin_mse")
+        if self.distillation_loss in vector_losses and not self.compares_vectors:
+            raise UsageError(
+                f"--distillation_loss {self.distillation_loss} is for embeddings: use "
+                f"{', '.join(DIVERGENCES)} or mse for the objective '{self.name}'"
+            )
+        self.sums = (*kind.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
+        if data.hidden_state_weight:
+            self.sums = (*self.sums, "hidden_state_distance")  # type: ignore[misc]
+        # In masked language modeling, all tokens are compared, as in DistilBERT.
+        self.compares_all_tokens = self.name == "mlm"
+        if self.compares_all_tokens:
+            self.computes_all_logits = True
+            self.uses_step_totals = True  # type: ignore[misc]  # per instance
+        self.teacher_ids, self.num_tokens = self._match_vocabularies()
+
+    def _match_vocabularies(self) -> tuple[np.ndarray | None, int | None]:
+        """Returns the teacher's ID of each token, if they differ, and the size of the vocabulary.
+
+        Raises:
+            UsageError: The vocabularies differ.
+        """
+        tokenizer: Any = self.tokenizer
+        if not hasattr(tokenizer, "get_vocab"):
+            return None, None
+        from transformers import AutoTokenizer
+
+        teacher = self.arguments.teacher
+        try:
+            other = AutoTokenizer.from_pretrained(teacher).get_vocab()
+        except Exception as error:  # the Rust tokenizers raise plain Exception
+            raise UsageError(
+                f"--teacher {teacher}: its tokenizer cannot be loaded ({first_line(error)}), which "
+                "is compared with that of the student. Save the tokenizer in the same directory"
+            ) from error
+        own = tokenizer.get_vocab()
+        differing = sorted(own.keys() ^ other.keys())
+        if differing:
+            shown = ", ".join(
+                f"'{token}' (only {'student' if token in own else 'teacher'})"
+                for token in differing[:5]
+            )
+            raise UsageError(
+                f"--teacher {teacher} has another vocabulary: {len(differing)} tokens differ, such "
+                f"as {shown}. Teacher and student must have the same tokens"
+            )
+        size = max(own.values()) + 1
+        if own == other:
+            return None, size
+        ids = np.zeros(size, np.int32)
+        for token, number in own.items():
+            ids[number] = other[token]
+        logger.info("the IDs of the teacher's tokens are mapped to those of the student")
+        return ids, size
+
+    def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
+        """Returns the teacher, in addition to the auxiliary models of the objective."""
+        models = super().auxiliary_models()
+        data = self.arguments
+        teacher = AuxiliaryModel(data.teacher, dtype=data.teacher_dtype, flag="teacher")
+        return models | {TEACHER: teacher}
+
+    # -- the loss
+
+    def step_totals(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
+    ) -> dict[str, jax.Array]:
+        """Adds the numbers of labels and of compared tokens."""
+        totals: dict[str, jax.Array] = super().step_totals(model, params, batch, extra)
+        if not self.compares_all_tokens:
+            return totals
+        return totals | {
+            "labels": (batch["labels"] != IGNORE_INDEX).sum(),
+            "compared": (batch["segment_ids"] > 0).sum(),
+        }
+
+    def loss(
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
+        """Returns the weighted sum of the losses. In the totals, "loss" is that of the labels."""
+        data, keywords = self.arguments, {}
+        if data.hidden_state_weight:
+            keywords["output_hidden_states"] = True
+        deferring = contextlib.nullcontext() if self.compares_vectors else nn.defer_logits()
+        with base.record_forward(**keywords) as calls, deferring:
+            task_loss, count, outputs = super().loss(model, params, batch, rngs, train, extra)
+        if len(calls) != 1:
+            raise UsageError(
+                f"--teacher: the objective '{self.name}' runs the model {len(calls)} times per "
+                "batch, but distillation supports objectives that run it once"
+            )
+        (call,) = calls
+        with nn.defer_logits():
+            teacher_output = self._run_teacher(call, batch)
+        values, mask = self._compare(call, teacher_output, batch)
+        values, mask = jnp.broadcast_arrays(values, mask)
+        scale = jnp.ones(())
+        if self.compares_all_tokens:
+            step = batch["step_totals"]
+            scale = step["labels"] / jnp.maximum(step["compared"], 1)
+        elif values.ndim > 1 or "divisor" in outputs:
+            # The labels may be counted differently, for example per row.
+            scale = jnp.ones(())
+        distilled = jnp.where(mask, values, 0.0).sum()
+        total = data.task_weight * task_loss + data.distillation_weight * scale * distilled
+        totals = dict(outputs.get("totals", {}))
+        fixed = {
+            "distillation": distilled,
+            "distilled": mask.sum(),
+            "task_loss": totals.get("loss", task_loss),
+            "task_targets": count,
+        }
+        if data.hidden_state_weight:
+            distance, hidden_mask = self._hidden_distance(call, teacher_output, batch, mask)
+            hidden = jnp.where(hidden_mask, distance, 0.0).sum()
+            total += data.hidden_state_weight * scale * hidden
+            fixed["hidden_state_distance"] = hidden
+        totals |= jax.lax.stop_gradient(fixed)
+        totals.setdefault("loss", fixed["task_loss"])
+        totals["loss"] = jax.lax.stop_gradient(totals["loss"])
+        outputs["totals"] = totals
+        return total, count, outputs
+
+    def _run_teacher(self, call: ForwardCall, batch: Batch) -> Any:
+        """Runs the teacher on the inputs of the student."""
+        teacher = self.auxiliary[TEACHER].model
+        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+        inputs = dict(zip(names, call.inputs, strict=False)) | call.keyword_inputs
+        if "pixel_values" in inspect_names(teacher):
+            inputs = dict(zip(("pixel_values",), call.inputs, strict=False)) | call.keyword_inputs
+        if self.teacher_ids is not None:
+            table = jnp.asarray(self.teacher_ids)
+            for name in ID_INPUTS:
+                if inputs.get(name) is not None:
+                    inputs[name] = table[inputs[name]]
+        inputs = {
+            name: value
+            for name, value in inputs.items()
+            if value is not None and (name in names[:2] or teacher.accepts(name))
+        }
+        if self.arguments.hidden_state_weight:
+            inputs["output_hidden_states"] = True
+        output = teacher(params=batch["auxiliary"][TEACHER], train=False, **inputs)
+        return output
+
+    def _compare(
+        self, call: ForwardCall, teacher_output: Any, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the distillation loss of each position, and which positions count."""
+        if self.compares_vectors:
+            return self._compare_vectors(call, teacher_output, batch)
+        student, teacher = (
+            getattr(output, "logits", None) for output in (call.output, teacher_output)
+        )
+        if student is None or teacher is None:
+            raise UsageError(
+                f"--teacher: the model of the objective '{self.name}' returns no logits, which "
+                "distillation compares"
+            )
+        data, size = self.arguments, self.num_tokens
+
+        def losses(own: jax.Array, other: jax.Array) -> jax.Array:
+            if size is not None and self.has_vocabulary:
+                own = own[..., :size]
+                ids = self.teacher_ids
+                other = other[..., :size] if ids is None else other[..., jnp.asarray(ids)]
+            other = jax.lax.stop_gradient(other)
+            if self.distillation_loss == "mse":
+                return squared_error(own, other)
+            return divergence(
+                self.distillation_loss,
+                own,
+                other,
+                data.distillation_temperature,
+                data.distillation_beta,
+            )
+
+        mask = self._positions(batch)
+        if isinstance(student, DeferredLogits) or isinstance(teacher, DeferredLogits):
+            return map_logits(losses, (student, teacher)), mask
+        if not self.has_vocabulary and student.shape != teacher.shape:
+            raise UsageError(
+                f"--teacher {data.teacher} has outputs of the shape {teacher.shape}, but the "
+                f"student {student.shape}: they must have the same labels"
+            )
+        return losses(student, teacher), mask
+
+    def _positions(self, batch: Batch) -> jax.Array:
+        """Returns which positions of the logits are compared, as a bool array."""
+        if self.compares_all_tokens:
+            return batch["segment_ids"] > 0
+        if "counts" in batch:
+            return batch["counts"]
+        if "labels" in batch:
+            return batch["labels"] != IGNORE_INDEX
+        return batch["valid"]
+
+    def _hidden_distance(
+        self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the cosine distance of the last hidden states, and which positions count."""
+        own, other = (_last_hidden(output) for output in (call.output, teacher_output))
+        if own.shape != other.shape:
+            raise UsageError(
+                f"--hidden_state_weight: the hidden states of the teacher have {other.shape[-1]} "
+                f"features, but those of the student {own.shape[-1]}. Use a student with the same "
+                "hidden_size, or drop the flag"
+            )
+        distance = cosine_distance(own, jax.lax.stop_gradient(other))
+        if distance.ndim == mask.ndim and distance.shape == mask.shape:
+            return distance, mask
+        tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
+        real = tokens.reshape(distance.shape)
+        # One number per row, so that both losses have the same divisor.
+        mean = jnp.where(real, distance, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
+        return mean, mask
+
+    def _compare_vectors(
+        self, call: ForwardCall, teacher_output: Any, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Compares the embeddings of all texts of each row."""
+        rows, sides, width = batch["input_ids"].shape
+        mask = batch["attention_mask"].reshape(-1, width)
+        objective: Any = self
+        teacher = self.auxiliary[TEACHER].model
+        configs = (objective.sentence_config, teacher.sentence_config or objective.sentence_config)
+        own, other = (
+            config(output.last_hidden_state, mask).reshape(rows, sides, -1)
+            for config, output in zip(configs, (call.output, teacher_output), strict=True)
+        )
+        other = jax.lax.stop_gradient(other)
+        name = self.distillation_loss
+        if name in ("cosine", "mse") and own.shape != other.shape:
+            raise UsageError(
+                f"--distillation_loss {name}: the embeddings of the teacher have "
+                f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
+                "margin_mse or forward_kl, which compare similarities"
+            )
+        if name == "margin_mse":
+            if sides < 3:
+                raise UsageError(
+                    "--distillation_loss margin_mse requires negatives: add a column 'negative'"
+                )
+            return margin_squared_error(own, other), batch["valid"]
+        if name == "cosine":
+            return cosine_distance(own, other).mean(-1), batch["valid"]
+        if name == "mse":
+            return squared_error(own, other).mean(-1), batch["valid"]
+
+        def scores(vectors: jax.Array) -> jax.Array:
+            unit = l2_normalize(vectors)
+            candidates = unit[:, 1:].reshape(-1, unit.shape[-1])
+            similarities = objective.arguments.scale * (unit[:, 0] @ candidates.T)
+            return jnp.where(jnp.repeat(batch["valid"], sides - 1)[None], similarities, -1e9)
+
+        data = self.arguments
+        values = divergence(
+            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
+        )
+        return values, batch["valid"]
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics of the objective for the labels, and those of the distillation.
+
+        "distillation_loss" and "hidden_state_distance" are means over the compared positions, and
+        "total_loss" is the minimized loss.
+        """
+        data, metrics = self.arguments, super().metrics(totals)
+        distilled = max(totals["distilled"], 1)
+        task_loss = totals["task_loss"] / max(totals["task_targets"], 1)
+        metrics["distillation_loss"] = totals["distillation"] / distilled
+        total = data.task_weight * task_loss
+        total += data.distillation_weight * metrics["distillation_loss"]
+        if "hidden_state_distance" in totals:
+            metrics["hidden_state_distance"] = totals["hidden_state_distance"] / distilled
+            total += data.hidden_state_weight * metrics["hidden_state_distance"]
+        return metrics | {"total_loss": total}
+
+
+def inspect_names(model: FlaxPreTrainedModel) -> Mapping[str, Any]:
+    """Returns the names of the inputs of a model if its main input is not text."""
+    name = model.main_input_name
+    return {} if name == "input_ids" else {name: None}
+
+
+def _last_hidden(output: Any) -> jax.Array:
+    """Returns the last hidden states of a model's output, of the decoder if there is one."""
+    for name in ("decoder_hidden_states", "hidden_states"):
+        states = getattr(output, name, None)
+        if states is not None:
+            return states[-1]
+    last: jax.Array = output.last_hidden_state
+    return last

@@ -1,0 +1,83 @@
+"""Divergences between the predictions of a teacher and a student, per position, in float32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def divergence(
+    name: str,
+    student: jax.Array,
+    teacher: jax.Array,
+    temperature: float = 1.0,
+    beta: float = 0.5,
+) -> jax.Array:
+    """Returns a divergence between two distributions over the last axis.
+
+    T and S are the distributions of the teacher and the student at the given temperature. The
+    result is multiplied by the square of the temperature, so that the size of the gradient does not
+    depend on the temperature (Hinton et al., 2015). TRL does not multiply by it.
+
+    Args:
+        name: `forward_kl` is KL(T || S), `reverse_kl` is KL(S || T), and `jsd` is the generalized
+            Jensen-Shannon divergence beta KL(T || M) + (1 - beta) KL(S || M) with the mixture
+            M = beta T + (1 - beta) S (Agarwal et al., 2023).
+        student: Logits of the student, `(..., classes)`.
+        teacher: Logits of the teacher, `(..., classes)`.
+        temperature: Divisor of the logits.
+        beta: Weight of the teacher in the mixture.
+
+    Returns:
+        Float32, `(...)`.
+    """
+    log_student, log_teacher = (
+        jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
+        for logits in (student, teacher)
+    )
+    if name == "forward_kl":
+        result = _kl(log_teacher, log_student)
+    elif name == "reverse_kl":
+        result = _kl(log_student, log_teacher)
+    else:
+        mixture = jnp.logaddexp(log_teacher + jnp.log(beta), log_student + jnp.log1p(-beta))
+        result = beta * _kl(log_teacher, mixture) + (1 - beta) * _kl(log_student, mixture)
+    return result * temperature**2
+
+
+def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Returns the KL divergence of two distributions from their log-probabilities."""
+    return (jnp.exp(first) * (first - second)).sum(-1)
+
+
+def cosine_distance(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Returns 1 minus the cosine of the angle between vectors, in float32."""
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    squares = (first * first).sum(-1) * (second * second).sum(-1)
+    return 1 - (first * second).sum(-1) * jax.lax.rsqrt(jnp.maximum(squares, 1e-16))
+
+
+def squared_error(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Returns the mean squared difference over the last axis, in float32."""
+    return jnp.square(first.astype(jnp.float32) - second.astype(jnp.float32)).mean(-1)
+
+
+def margin_squared_error(student: jax.Array, teacher: jax.Array) -> jax.Array:
+    """Returns the error of the differences between the scores of a positive and its negatives.
+
+    This is MarginMSE (Hofstätter et al., 2020) with dot products as scores.
+
+    Args:
+        student: Embeddings of an anchor, its positive and its negatives, `(rows, texts, features)`.
+        teacher: The same of the teacher, with another number of features if necessary.
+
+    Returns:
+        The squared error, averaged over the negatives, `(rows,)`.
+    """
+
+    def margins(vectors: jax.Array) -> jax.Array:
+        vectors = vectors.astype(jnp.float32)
+        scores = (vectors[:, :1] * vectors[:, 1:]).sum(-1)
+        return scores[:, :1] - scores[:, 1:]
+
+    return jnp.square(margins(student) - margins(teacher)).mean(-1)

@@ -1,0 +1,446 @@
+"""Base classes of objectives that train on preferences, and the data that they share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq import nn
+from hfseq.data.arguments import PreferenceArguments, ReferenceArguments
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows, shift_right
+from hfseq.data.chat import configure_tokenizer
+from hfseq.data.preferences import (
+    AnswerRows,
+    Encoded,
+    PackedAnswerRows,
+    PreferenceEncoder,
+    PromptRows,
+    encode_preferences,
+)
+from hfseq.data.records import load_records
+from hfseq.data.tokenizers import pad_token_id
+from hfseq.objectives import base
+from hfseq.objectives.base import (
+    Arrays,
+    AuxiliaryModel,
+    Batch,
+    Objective,
+    Params,
+    RowsAndStats,
+    Sample,
+)
+from hfseq.objectives.log_probabilities import TokenStatistics, segment_sums, token_statistics
+from hfseq.objectives.sft import add_stop_token, generate_samples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from hfseq.modeling import FlaxPreTrainedModel
+    from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
+
+#: Name of the reference model among the auxiliary models.
+REFERENCE = "reference"
+
+
+class AnswerScores(NamedTuple):
+    """Sums over the tokens of each answer, `(examples, answers)`.
+
+    Attributes:
+        logps: Sum of the log-probabilities of the tokens of the answer.
+        lengths: Number of tokens of the answer, at least 1.
+        full_logps: Sum of the log-probabilities of prompt and answer.
+        full_lengths: Number of predicted tokens of prompt and answer, at least 1.
+        entropy: Sum of the entropies of the predictions.
+        mean_logits: Sum of the mean logits.
+        correct: Number of tokens that the model predicts correctly.
+    """
+
+    logps: jax.Array
+    lengths: jax.Array
+    full_logps: jax.Array
+    full_lengths: jax.Array
+    entropy: jax.Array
+    mean_logits: jax.Array
+    correct: jax.Array
+
+
+class PreferenceObjective(Objective):
+    """Base class of objectives whose examples are prompts with one or two answers.
+
+    Batches contain:
+
+    - "answer_ids": The inputs of the decoder, int32 `(rows, answers, width)`, or `(rows, width)` if
+      rows are packed.
+    - "segments": The number of the answer within its row, 0 for padding.
+    - "targets": The token to predict at each position, -100 for none.
+    - "learned": 1 where the target is part of an answer, 0 elsewhere.
+    - "pairs": Which examples of a row exist, bool `(rows, examples)`.
+    - "prompts" and "prompt_segments": The inputs of the encoder, if there is one,
+      `(rows, prompt_width)`.
+    """
+
+    data_arguments = PreferenceArguments
+    auto_class = "ForCausalLM"
+    supports_streaming = False
+    default_length = 1024
+    row_guarantees = base.RowGuarantees()
+    #: Number of answers per row.
+    num_answers: ClassVar[int] = 2
+    #: Whether examples that are too long are left out instead of truncated.
+    drop_long: ClassVar[bool] = False
+
+    arguments: PreferenceArguments
+
+    @classmethod
+    def task_head(cls, config: PreTrainedConfig) -> str:
+        """Returns the language modeling head of decoders or of encoder-decoders."""
+        return "ForSeq2SeqLM" if config.is_encoder_decoder else "ForCausalLM"
+
+    def setup(self) -> None:
+        """Sets the tokenizer's chat template and end-of-turn token."""
+        configure_tokenizer(self.tokenizer, self.arguments)
+        self.packing = getattr(self.arguments, "packing", False)
+        self.encoder_decoder = bool(getattr(self.config, "is_encoder_decoder", False))
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Adds the end-of-turn token to the model's EOS tokens, and checks support for packing."""
+        add_stop_token(model, self.tokenizer)
+        self.vocab_size = model.vocab_size(
+            "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        )
+        if self.packing and (self.encoder_decoder or not model.accepts("segment_ids")):
+            logger.warning(
+                "--packing requires a decoder that accepts segment_ids, unlike the architecture "
+                "'%s': using one answer per row",
+                model.config.model_type,
+            )
+            self.packing = False
+
+    def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
+        """Loads the examples."""
+        return load_records(self.arguments, plugins)
+
+    # -- data
+
+    def row_length(self, length: int) -> int:
+        """Returns the tokens per row: room for two answers of the maximum length if packed."""
+        return 2 * length if self.packing else length
+
+    def encode(self, splits: Mapping[str, Any], split: str, length: int) -> Encoded:
+        """Tokenizes the examples of a split, with at most ``length`` tokens per answer."""
+        encoder = PreferenceEncoder(
+            self.tokenizer,
+            self.arguments,
+            splits[split],
+            self.num_answers == 2,
+            self.encoder_decoder,
+        )
+        return encode_preferences(encoder, splits[split], split, length, self.drop_long)
+
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
+        """Tokenizes the examples of a split."""
+        max_length = length // 2 if self.packing else length
+        examples, num_truncated, num_invalid = self.encode(splits, split, max_length)
+        pad = pad_token_id(self.tokenizer)
+        rows: Any
+        if self.packing:
+            rows = PackedAnswerRows(examples, pad, length)
+        else:
+            kind = PromptRows if self.encoder_decoder else AnswerRows
+            rows = kind(examples, pad, max_length, self.arguments.pad_to_max_length)
+        num_targets = sum(
+            len(ids) - prompt_length
+            for item in examples
+            for ids, prompt_length in zip(item.answers, item.prompt_lengths, strict=True)
+        )
+        logger.info(
+            "%s: %d examples in %d rows; %d of %d tokens are in answers%s",
+            *(split, len(examples), len(rows), num_targets, rows.total_tokens),
+            f", {num_truncated} examples truncated to {max_length} tokens" if num_truncated else "",
+        )
+        stats = {
+            "documents": len(examples),
+            "tokens": rows.total_tokens,
+            "targets": num_targets,
+            "truncated": num_truncated,
+            "dropped": num_invalid,
+        }
+        return rows, stats
+
+    def full_rows(self, count: int, length: int) -> Arrays:
+        """Returns ``count`` rows of answers without padding."""
+        width = self.row_length(length)
+        shape = (count, width) if self.packing else (count, self.num_answers, width)
+        ids = np.full(shape, len(self.tokenizer.all_special_ids), np.int32)
+        ones, pairs = np.ones(shape, np.int32), np.ones((count, 1), bool)
+        segments = 1 + np.arange(width, dtype=np.int32) * 2 // width if self.packing else 1
+        rows = {"answer_ids": ids, "segments": ones * segments, "targets": ids, "learned": ones}
+        if self.encoder_decoder:
+            rows |= {"prompts": ids[:, 0], "prompt_segments": ones[:, 0]}
+        return rows | {"pairs": pairs}
+
+    def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
+        """Computes the inputs, the targets and the mask of the answers."""
+        segments, valid = rows["segment_ids"], rows["valid"]
+        pairs = rows.get("pairs", np.ones((len(segments), 1), bool)) & valid[:, None]
+        batch = self.answer_arrays(rows["input_ids"], segments, rows["learned"], valid)
+        batch["pairs"] = pairs
+        if self.encoder_decoder:
+            batch |= {
+                "prompts": rows["prompt_ids"],
+                "prompt_segments": rows["prompt_segments"],
+            }
+        for name in ("label", "margin", "reference_logps", "reference_mismatched_logps"):
+            if name in rows:
+                batch[name] = rows[name]
+        return batch
+
+    def answer_arrays(
+        self, ids: np.ndarray, segments: np.ndarray, learned: np.ndarray, valid: np.ndarray
+    ) -> Arrays:
+        """Returns "answer_ids", "segments", "targets" and "learned" of a batch.
+
+        Args:
+            ids: Token IDs, `(..., width)`.
+            segments: Number of the answer of each token, 0 for padding.
+            learned: 1 for the tokens of answers.
+            valid: Whether each row is part of the batch, `(rows,)`.
+        """
+        if self.encoder_decoder:
+            targets = np.where(segments > 0, ids, IGNORE_INDEX).astype(np.int32)
+            width = ids.shape[-1]
+            inputs = shift_right(
+                targets.reshape(-1, width),
+                pad_token_id(self.tokenizer),
+                self.config.decoder_start_token_id,
+            ).reshape(ids.shape)
+            learned = (segments > 0).astype(np.int32)
+        else:
+            inputs = ids
+            targets = np.full_like(ids, IGNORE_INDEX)
+            same = (segments[..., 1:] == segments[..., :-1]) & (segments[..., 1:] > 0)
+            targets[..., :-1] = np.where(same, ids[..., 1:], IGNORE_INDEX)
+            learned = np.concatenate([learned[..., 1:], np.zeros_like(learned[..., :1])], axis=-1)
+        rows = valid.reshape(-1, *(1,) * (ids.ndim - 1))
+        targets = np.where(rows, targets, IGNORE_INDEX).astype(np.int32)
+        learned = np.where(targets != IGNORE_INDEX, learned, 0).astype(np.int32)
+        return {"answer_ids": inputs, "segments": segments, "targets": targets, "learned": learned}
+
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of tokens of each row, including its prompt."""
+        counts = super().count_tokens(rows)
+        if "prompt_segments" in rows:
+            counts = counts + (rows["prompt_segments"] > 0).sum(1) * rows["valid"]
+        return counts
+
+    # -- the model
+
+    def scores(
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None,
+    ) -> tuple[AnswerScores, Params]:
+        """Runs a model on all answers of a batch, and sums the results over the tokens.
+
+        Returns:
+            The sums, and the model's non-parameter collections after the call.
+        """
+        segments, width = batch["segments"], batch["segments"].shape[-1]
+        # Packed rows contain all answers of their examples. Other rows become one row per answer.
+        packed = segments.ndim == 2
+        num_answers = self.num_answers if packed else segments.shape[1]
+        ids, segments, targets, learned = (
+            batch[name].reshape(-1, width)
+            for name in ("answer_ids", "segments", "targets", "learned")
+        )
+        if self.encoder_decoder:
+            prompts, prompt_segments = (
+                jnp.repeat(batch[name], num_answers, axis=0)
+                for name in ("prompts", "prompt_segments")
+            )
+            inputs: dict[str, Any] = {"input_ids": prompts, "decoder_input_ids": ids}
+            inputs["attention_mask"] = prompt_segments
+        else:
+            inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
+        dropout = False if train and getattr(self.arguments, "disable_dropout", True) else rngs
+        with nn.defer_logits():
+            output, new_extra = base.forward(model, params, dropout, train, extra, **inputs)
+        counted = targets != IGNORE_INDEX
+        statistics = token_statistics(
+            output.logits, jnp.where(counted, targets, 0), self.vocab_size or 0
+        )
+        count = batch["pairs"].shape[1] * num_answers if packed else 1
+        return self._sum_tokens(
+            statistics, counted, learned, segments, count, num_answers
+        ), new_extra
+
+    @staticmethod
+    def _sum_tokens(
+        statistics: TokenStatistics,
+        counted: jax.Array,
+        learned: jax.Array,
+        segments: jax.Array,
+        count: int,
+        num_answers: int,
+    ) -> AnswerScores:
+        def total(values: jax.Array, mask: jax.Array) -> jax.Array:
+            sums = segment_sums(jnp.where(mask, values, 0.0), segments, count)
+            return sums.reshape(-1, num_answers)
+
+        answer = learned > 0
+        ones = jnp.ones(counted.shape, jnp.float32)
+        return AnswerScores(
+            logps=total(statistics.logps, answer),
+            lengths=jnp.maximum(total(ones, answer), 1.0),
+            full_logps=total(statistics.logps, counted),
+            full_lengths=jnp.maximum(total(ones, counted), 1.0),
+            entropy=total(statistics.entropy, answer),
+            mean_logits=total(statistics.mean_logits, answer),
+            correct=total(statistics.correct.astype(jnp.float32), answer),
+        )
+
+    def chosen_tokens(self, batch: Batch, learned_only: bool = True) -> jax.Array:
+        """Returns the number of targets of the chosen answers of a batch.
+
+        Args:
+            batch: The batch.
+            learned_only: Whether only the tokens of answers count, and not those of prompts.
+        """
+        counted = batch["learned"] > 0 if learned_only else batch["targets"] != IGNORE_INDEX
+        if counted.ndim == 3:
+            return counted[:, 0].sum()
+        return (counted & (batch["segments"] % 2 == 1)).sum()
+
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Generates answers to the prompts of a few rows with greedy search."""
+        examples: Any = getattr(rows, "examples", None)
+        if not examples:
+            return []
+        indices = sorted({number * len(examples) // count for number in range(count)})
+        prompts = [examples[index].prompt for index in indices]
+        return generate_samples(model, params, self.tokenizer, [ids for ids in prompts if len(ids)])
+
+
+# -- the sums of pairs and the metrics of TRL
+
+#: Sums over pairs or over tokens, from which `pair_metrics` computes metrics.
+PAIR_SUMS = (
+    *("chosen_rewards", "rejected_rewards", "accurate", "chosen_logps", "rejected_logps"),
+    *("chosen_logits", "rejected_logits", "chosen_tokens", "rejected_tokens"),
+    *("reward_margins", "entropy", "correct_tokens"),
+)
+
+
+def pair_totals(scores: AnswerScores, rewards: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+    """Returns the sums of `PAIR_SUMS`.
+
+    Args:
+        scores: The scores of the policy.
+        rewards: The reward of each answer, `(pairs, 2)`.
+        valid: Which pairs exist, `(pairs,)`.
+    """
+    counted = jnp.where(valid[:, None], 1.0, 0.0)
+    scores, rewards = jax.lax.stop_gradient((scores, rewards))
+    totals = {"accurate": ((rewards[:, 0] > rewards[:, 1]) & valid).sum()}
+    for number, name in enumerate(("chosen", "rejected")):
+        column = counted[:, 0]
+        totals |= {
+            f"{name}_rewards": (rewards[:, number] * column).sum(),
+            f"{name}_logps": (scores.logps[:, number] * column).sum(),
+            f"{name}_logits": (scores.mean_logits[:, number] * column).sum(),
+            f"{name}_tokens": (scores.lengths[:, number] * column).sum(),
+        }
+    totals["reward_margins"] = ((rewards[:, 0] - rewards[:, 1]) * counted[:, 0]).sum()
+    totals["entropy"] = (scores.entropy * counted).sum()
+    totals["correct_tokens"] = (scores.correct[:, 0] * counted[:, 0]).sum()
+    return totals
+
+
+def pair_metrics(totals: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics with the names of TRL from the sums of `PAIR_SUMS`."""
+    count = max(totals["count"], 1)
+    tokens = {name: max(totals[f"{name}_tokens"], 1) for name in ("chosen", "rejected")}
+    metrics = {"loss": totals["loss"] / count}
+    for name in ("chosen", "rejected"):
+        metrics[f"rewards/{name}"] = totals[f"{name}_rewards"] / count
+    metrics["rewards/accuracies"] = totals["accurate"] / count
+    metrics["rewards/margins"] = totals["reward_margins"] / count
+    for name in ("chosen", "rejected"):
+        metrics[f"logps/{name}"] = totals[f"{name}_logps"] / count
+        metrics[f"logits/{name}"] = totals[f"{name}_logits"] / tokens[name]
+    metrics["entropy"] = totals["entropy"] / sum(tokens.values())
+    metrics["mean_token_accuracy"] = totals["correct_tokens"] / tokens["chosen"]
+    return metrics
+
+
+# -- the reference model
+
+
+class ReferenceObjective(PreferenceObjective):
+    """Base class of objectives that compare the model with a reference model.
+
+    The reference model is one of:
+
+    - the base model of a new adapter, or the initial state of an adapter that is trained further.
+      It shares the parameters of the base model with the policy;
+    - a second model with its own parameters;
+    - log-probabilities that were computed before training ("reference_logps" in batches);
+    - none (``--reference_free``).
+    """
+
+    data_arguments = ReferenceArguments
+
+    arguments: ReferenceArguments
+
+    def setup(self) -> None:
+        """Selects whether the reference model is only used before training."""
+        super().setup()
+        self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+
+    def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
+        """Returns the reference model, if there is one."""
+        if self.arguments.reference_free:
+            return {}
+        return {REFERENCE: AuxiliaryModel(self.arguments.ref_model_name_or_path)}
+
+    def reference_logps(
+        self, batch: Batch, params: Params, model: FlaxPreTrainedModel
+    ) -> jax.Array:
+        """Returns the log-probability of each answer under the reference model.
+
+        Args:
+            batch: The batch.
+            params: The parameters of the policy.
+            model: The policy, whose collections a reference model with shared parameters uses.
+
+        Returns:
+            Float32, `(examples, answers)`. No gradient passes through them.
+        """
+        if "reference_logps" in batch:
+            return batch["reference_logps"].reshape(-1, self.num_answers)
+        if self.arguments.reference_free:
+            return jnp.zeros((batch["pairs"].size, self.num_answers))
+        reference = self.auxiliary[REFERENCE]
+        reference_params = reference.params(params, batch["auxiliary"][REFERENCE])
+        scores, _ = self.scores(
+            reference.model,
+            jax.lax.stop_gradient(reference_params),
+            batch,
+            None,
+            False,
+            reference.model.extra,
+        )
+        return jax.lax.stop_gradient(scores.logps)

@@ -1,0 +1,148 @@
+"""Reward models: sequence classifiers with one output, trained on pairs of answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.data.arguments import RewardArguments
+from hfseq.errors import UsageError
+from hfseq.objectives import base
+from hfseq.objectives.base import Arrays, Batch, Loss, Params, Sample
+from hfseq.objectives.preference import PreferenceObjective
+from hfseq.objectives.preference_losses import reward_loss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from hfseq.data.batches import Rows
+    from hfseq.modeling import FlaxPreTrainedModel
+
+
+class RewardModeling(PreferenceObjective):
+    """Gives chosen answers a higher reward than rejected ones (Bradley and Terry, 1952).
+
+    The column "margin" contains the difference that the rewards of a pair should exceed. The reward
+    is the output of the model at the last token that is not padding. Padding therefore has to
+    differ from the EOS token.
+    """
+
+    name = "reward"
+    data_arguments = RewardArguments
+    auto_class = "ForSequenceClassification"
+    tags = ("reward-trainer",)
+    has_vocabulary = False
+    drop_long = True
+    sums = ("accurate", "reward_margins", "rewards")
+
+    arguments: RewardArguments
+
+    @classmethod
+    def task_head(cls, config: PreTrainedConfig) -> str:
+        """Returns the sequence classification head."""
+        return cls.auto_class
+
+    @classmethod
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
+    ) -> None:
+        """Sets one output, which pipelines return unchanged, and the padding token."""
+        config.id2label, config.label2id = {0: "LABEL_0"}, {"LABEL_0": 0}
+        # Without this, text-classification pipelines apply a sigmoid to a single output.
+        config.problem_type = "regression"
+
+    def setup(self) -> None:
+        """Checks the padding token."""
+        super().setup()
+        if self.encoder_decoder:
+            raise UsageError(
+                f"reward models are decoders or encoders, but '{self.config.model_type}' is an "
+                "encoder-decoder: use another --model_name_or_path"
+            )
+        tokenizer: Any = self.tokenizer
+        if (token := self.arguments.pad_token) is not None:
+            if token not in tokenizer.get_vocab():
+                raise UsageError(f"--pad_token {token}: the tokenizer does not have this token")
+            tokenizer.pad_token = token
+        pad = tokenizer.pad_token_id
+        if pad is None or pad == tokenizer.eos_token_id:
+            problem = "has no padding token" if pad is None else "uses its EOS token as padding"
+            raise UsageError(
+                f"the tokenizer {problem}, so the end of an answer and padding look the same to "
+                "the reward model, which reads the reward at the last token that is not padding: "
+                "set --pad_token to another token of the vocabulary"
+            )
+        self.config.pad_token_id = pad
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Does nothing, because the model does not generate text."""
+        self.vocab_size = model.vocab_size()
+
+    def loss(
+        self,
+        model: FlaxPreTrainedModel,
+        params: Params,
+        batch: Batch,
+        rngs: jax.Array | None,
+        train: bool,
+        extra: Params | None = None,
+    ) -> Loss:
+        """Returns the loss summed over pairs. In evaluation, the totals include all rewards."""
+        width = batch["segments"].shape[-1]
+        ids, segments = (batch[name].reshape(-1, width) for name in ("answer_ids", "segments"))
+        dropout = False if train and self.arguments.disable_dropout else rngs
+        mask = (segments > 0).astype(jnp.int32)
+        output, new_extra = base.forward(
+            model, params, dropout, train, extra, ids, attention_mask=mask
+        )
+        rewards = output.logits.astype(jnp.float32).reshape(-1, 2)
+        valid, margin = batch["pairs"][:, 0], batch.get("margin", 0.0)
+        values = reward_loss(*rewards.T, margin, self.arguments.center_rewards_coefficient)
+        total = jnp.where(valid, values, 0.0).sum()
+        fixed = jax.lax.stop_gradient(rewards)
+        difference = jnp.where(valid, fixed[:, 0] - fixed[:, 1], 0.0)
+        totals: dict[str, jax.Array] = {
+            "accurate": (difference > 0).sum(),
+            "reward_margins": difference.sum(),
+            "rewards": jnp.where(valid[:, None], fixed, 0.0).sum(),
+        }
+        if not train:
+            totals["pair_rewards"] = fixed
+        return total, valid.sum(), {"extra": new_extra, "totals": totals}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Returns the loss, the accuracy, the margin and the mean reward."""
+        count = max(totals["count"], 1)
+        return {
+            "loss": totals["loss"] / count,
+            "accuracy": totals["accurate"] / count,
+            "margin": totals["reward_margins"] / count,
+            "mean_reward": totals["rewards"] / (2 * count),
+        }
+
+    def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
+        """Returns the smallest and the largest reward of the split."""
+        rewards = np.asarray(rows["pair_rewards"])
+        return {"min_reward": float(rewards.min()), "max_reward": float(rewards.max())}
+
+    def reported_metrics(self, split: str) -> set[str] | None:
+        """Returns the names of all metrics of a split."""
+        return {"loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward"}
+
+    def samples(
+        self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
+    ) -> list[Sample]:
+        """Returns the rewards of the answers of a few rows."""
+        examples: Any = getattr(rows, "examples", [])
+        indices = sorted({number * len(examples) // count for number in range(count)})
+        samples = []
+        for index in indices:
+            for name, ids in zip(("chosen", "rejected"), examples[index].answers, strict=True):
+                ones = np.ones((1, len(ids)), np.int32)
+                logits = model(ids[None], attention_mask=ones, params=params).logits
+                text = str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True)).strip()
+                samples.append((f"{text} ({name})", f"{float(np.asarray(logits)[0, 0]):.3f}"))
+        return samples
