@@ -10,6 +10,7 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
+from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
     StateAttention,
@@ -73,6 +74,7 @@ __all__ = [
     "LayerNorm",
     "Layers",
     "Linear",
+    "LogitReduction",
     "RMSNorm",
     "Rotary",
     "StateAttention",
@@ -99,6 +101,7 @@ __all__ = [
     "positions_after_padding",
     "positions_from_mask",
     "positions_in_segments",
+    "reduced_logits",
     "relative_position_bias",
     "resize_grid",
     "rope_parameters",
@@ -108,4 +111,5 @@ __all__ = [
     "uniform",
     "visible",
     "visible_across",
+    "vocabulary_logits",
 ]

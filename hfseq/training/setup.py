@@ -305,8 +305,8 @@ def build_run(
             config = load_config(arguments, tokenizer, objective_class)
     model = build_model(arguments, config, objective_class.auto_class)
     objective = objective_class(arguments.data, tokenizer, config)
+    objective.prepare(model)  # may add parameters
     layout = shard_model(model, mesh, training.sequence_parallel)
-    objective.prepare(model)
     if training.do_train:
         _record_collections(model, progress, training.output_dir)
     batch = plan_batch(arguments, objective, model, mesh, progress)
@@ -777,6 +777,9 @@ def make_params(
     padded = {
         path: jax.device_put(layout.pad(path, leaf), shardings[path])
         for path, leaf in trees.flatten(loaded.split_collections(loaded.params)[0]).items()
+    }
+    padded |= {
+        path: jax.device_put(value, shardings[path]) for path, value in model.module_weights.items()
     }
     extra = jax.device_put(loaded.extra, replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra

@@ -170,8 +170,10 @@ class MaskedLM(LanguageModel):
                 `masked_positions`.
         """
         outputs = self.encode(*args, **kwargs)
-        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
-        logits = self.vocabulary_head(x, self.word_embeddings)
+        head, words = self.vocabulary_head, self.word_embeddings
+        logits = nn.vocabulary_logits(
+            lambda x: head(x, words), outputs.last_hidden_state, masked_positions
+        )
         return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 

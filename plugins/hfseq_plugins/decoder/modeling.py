@@ -351,13 +351,17 @@ class CausalLM(nnx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
-        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
-        logits = head(output.last_hidden_state)
-        if self.softcap is not None:
-            logits = jnp.tanh(logits / self.softcap) * self.softcap
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
+            logits=nn.vocabulary_logits(self.logits, output.last_hidden_state),
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
         )
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps hidden states, `(..., hidden_size)`, to logits, `(..., vocab_size)`."""
+        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        logits = head(x)
+        return logits if self.softcap is None else jnp.tanh(logits / self.softcap) * self.softcap
 
 
 def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
