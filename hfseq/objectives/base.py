@@ -6,6 +6,7 @@ trainer adds up these sums over batches, and divides them by their counts when i
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from hfseq.data import tokenize
 from hfseq.data.arguments import DataArguments, TextArguments
-from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
+from hfseq.data.batches import Batches, LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, is_raw, load_splits
 from hfseq.errors import UsageError
 from hfseq.nn.context import RowGuarantees
@@ -305,12 +306,17 @@ class Objective:
     # Whether `loss` accepts a "memory" of the previous windows and returns the updated one.
     carries_state: ClassVar[bool] = False
 
+    # Whether a batch can contain rows of several datasets of a mixture (`--train_mixture`).
+    mixes_rows: ClassVar[bool] = True
+
     # Whether the model has an output head over the vocabulary. The count of FLOPs assumes that the
     # head runs at every position, unless `head_share` is overridden.
     has_vocabulary: ClassVar[bool] = True
 
     arguments: TextArguments
     splits: Any = None
+    # Number of training steps of the run, which is set after the data is loaded.
+    total_steps: int = 0
 
     def __init__(
         self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
@@ -422,6 +428,35 @@ class Objective:
         return make_text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
         )
+
+    def make_batches(self, rows: Rows, batch_size: int, seed: int) -> Batches:
+        """Returns the training batches of rows from :meth:`make_rows`.
+
+        Args:
+            rows: The rows.
+            batch_size: Rows per batch, over all processes.
+            seed: Seed of the order.
+        """
+        return Batches(rows, batch_size, seed)
+
+    def part(self, arguments: TextArguments) -> Objective:
+        """Returns the objective of another dataset of a mixture, with the same model.
+
+        Args:
+            arguments: The data flags of the dataset.
+        """
+        other = copy.copy(self)
+        other.arguments, other.splits = arguments, None
+        other.setup()
+        return other
+
+    def add_part(self, number: int, part: Objective) -> None:
+        """Adds a dataset of a mixture.
+
+        Args:
+            number: Number of the dataset, from 1. Dataset 0 is that of this objective.
+            part: Its objective.
+        """
 
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
