@@ -105,7 +105,8 @@ def _forward_max(
     head: Callable[..., jax.Array], states: jax.Array, mask: jax.Array, constants: tuple[Any, ...]
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Returns the maximum, and the inputs and positions that the backward pass requires."""
-    logits = jax.eval_shape(head, states[0, :, 0], *constants)
+    logits = jax.eval_shape(head, states[0], *constants)
+    shape = logits.shape[0], logits.shape[-1]
 
     def update(
         best: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array, jax.Array]
@@ -118,7 +119,7 @@ def _forward_max(
         position += number * hidden.shape[1]
         return (jnp.where(larger, top, best[0]), jnp.where(larger, position, best[1])), None
 
-    start = jnp.full(logits.shape, -jnp.inf, logits.dtype), jnp.zeros(logits.shape, jnp.int32)
+    start = jnp.full(shape, -jnp.inf, logits.dtype), jnp.zeros(shape, jnp.int32)
     numbers = jnp.arange(len(states), dtype=jnp.int32)
     (largest, positions), _ = jax.lax.scan(update, start, (numbers, states, mask))
     return largest, (states, mask, constants, positions)
