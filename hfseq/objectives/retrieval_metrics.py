@@ -6,7 +6,7 @@ reranking and average precision, those of scikit-learn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -118,33 +118,6 @@ def rank_documents(
     ranked = np.asarray(scores)[:, order]
     best = np.argsort(-ranked, axis=1, kind="stable")[:, :depth]
     return [[document_ids[order[number]] for number in row] for row in best.tolist()]
-
-
-def check_relevance(
-    relevance: Mapping[Any, Set[Any]], queries: Set[Any], documents: Set[Any], origin: str
-) -> None:
-    """Checks that the relevance judgments refer to known queries and documents.
-
-    Args:
-        relevance: The IDs of the relevant documents of each query.
-        queries: The IDs of all queries.
-        documents: The IDs of all documents.
-        origin: The file, for messages.
-
-    Raises:
-        DataError: An ID is unknown, or no query has a relevant document.
-    """
-    for kind, ids, known in (
-        ("query", list(relevance), queries),
-        ("document", [i for group in relevance.values() for i in group], documents),
-    ):
-        if unknown := [item for item in ids if item not in known]:
-            raise DataError(
-                f"{origin} refers to {len(unknown)} unknown {kind} IDs. The first is "
-                f"{unknown[0]!r}. Check that the files belong together"
-            )
-    if not any(relevance.values()):
-        raise DataError(f"{origin} contains no relevant document of any query")
 
 
 # -- reranking
