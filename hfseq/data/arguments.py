@@ -354,7 +354,7 @@ class MixtureArguments(CheckedArguments):
             )
         for name in names:
             setattr(self, name, first.get(name))
-        held_out = {"validation_split_percentage": 0, "test_split_percentage": 0}
+        held_out: dict[str, Any] = {"validation_split_percentage": 0, "test_split_percentage": 0}
         held_out |= {"validation_file": None, "test_file": None}
         known = {item.name for item in fields(self)}
         shared = {name: value for name, value in held_out.items() if name in known}
@@ -365,7 +365,7 @@ class MixtureArguments(CheckedArguments):
             try:
                 own = {**shared, **values} if number else {**values, "train_mixture": None}
                 own["multi_dataset_batch_sampler"] = None
-                parts.append((replace(self, **own), weight))  # type: ignore[type-var]
+                parts.append((replace(self, **own), weight))
             except UsageError as error:
                 raise UsageError(f"{path}, dataset {number + 1}: {error}") from error
         self.mixture = tuple(parts)
@@ -1177,7 +1177,7 @@ class CrossEncoderArguments(RetrievalArguments):
     loss: str | None = option(
         None,
         f"Loss: {', '.join(losses)}. The names are those of sentence-transformers' classes. "
-        "Default: binary_cross_entropy, or cross_entropy if the labels are more than two classes.",
+        "Default: binary_cross_entropy.",
     )
     scale: PositiveFloat | None = option(
         None, "Factor for the activated scores in multiple_negatives_ranking. Default: 10."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hfseq.data.batches import FieldRows
+from hfseq.data.batches import Batches, FieldRows, derive_key
 from hfseq.data.records import Records
 from hfseq.errors import DataError, UsageError
 
@@ -252,3 +252,149 @@ class RetrievalRows:
             queries = self.queries.fetch(indices, query_width)
             rows |= {QUERY + name: array for name, array in queries.items()}
         return rows | {name: array[indices] for name, array in self.arrays.items()}
+
+
+#: Maps pairs of texts to their token IDs and token types.
+PairTokenizer = Callable[[Sequence[tuple[str, str]]], tuple[list[list[int]], list[list[int]]]]
+
+
+class PairRows(MultiTextRows):
+    """Rows of a query and several documents, as tokens of pairs: `(rows, documents, width)`.
+
+    Rows can have different numbers of documents. The array "document_mask" `(rows, documents)` is
+    false for the missing ones.
+
+    Args:
+        queries: The query of each row.
+        documents: The documents of each row.
+        tokenize: Tokenizes pairs.
+        pad: ID of the padding token.
+        max_length: Maximum number of tokens per pair.
+        pad_to_max_length: Whether all rows are padded to ``max_length``.
+        arrays: Further arrays with one entry per row, by name.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[Sequence[str]],
+        tokenize: PairTokenizer,
+        pad: int,
+        max_length: int,
+        pad_to_max_length: bool,
+        arrays: Mapping[str, np.ndarray],
+    ):
+        self.queries, self.texts, self.tokenize = queries, documents, tokenize
+        self.pad, self.arrays = pad, dict(arrays)
+        self.counts = np.array([len(texts) for texts in documents])
+        pairs = zip(queries, documents, strict=True)
+        ids, types = tokenize([(query, text) for query, texts in pairs for text in texts])
+        offsets = np.concatenate([[0], self.counts.cumsum()])
+        columns = range(int(self.counts.max()))
+
+        def column(values: list[list[int]], number: int, missing: list[int]) -> list[list[int]]:
+            return [
+                values[start + number] if number < count else missing
+                for start, count in zip(offsets.tolist(), self.counts.tolist(), strict=False)
+            ]
+
+        # A missing document has one token, so that it is cheap and its score is finite.
+        super().__init__(
+            [column(ids, number, ids[0][:1]) for number in columns],
+            pad,
+            max_length,
+            pad_to_max_length,
+            {"token_type_ids": [column(types, number, [0]) for number in columns]},
+        )
+
+    @property
+    def values(self) -> np.ndarray:
+        """A hash of each text, int64 `(rows, texts)`. Missing documents repeat the query."""
+        columns = [self.queries]
+        for number in range(self.sides):
+            pairs = zip(self.queries, self.texts, strict=True)
+            columns.append([texts[number] if number < len(texts) else q for q, texts in pairs])
+        return text_values(columns)
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Returns the arrays of these rows, padded to ``width`` columns."""
+        mask = np.arange(self.sides) < self.counts[indices][:, None]
+        arrays = {name: array[indices] for name, array in self.arrays.items()}
+        return super().fetch(indices, width) | {"document_mask": mask} | arrays
+
+
+class CandidateBatches(Batches):
+    """Adds documents of other rows of the batch to each row, as further negatives.
+
+    The documents are drawn at random without repetition, as a function of the seed, the step and
+    the position in the batch. They are the last documents of each row.
+
+    Args:
+        batches: The batches.
+        count: Number of documents to add. If the batch has fewer documents of other rows, rows
+            contain as many as there are.
+    """
+
+    def __init__(self, batches: Batches, count: int):
+        rows: Any = batches.rows
+        self.batches, self.rows = batches, rows
+        self.batch_size, self.seed, self.steps = batches.batch_size, batches.seed, len(batches)
+        self.count = min(count, (batches.batch_size - 1) * rows.sides)
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the indices of the rows of a step, and whether each row is valid."""
+        return self.batches.indices(step)
+
+    def candidates(self, step: int) -> np.ndarray:
+        """Returns the candidates of each row, `(batch_size, count)`.
+
+        A candidate is the number of a document in the batch, counted over the rows of the batch. If
+        a batch has too few, the number is -1.
+        """
+        indices, valid = self.indices(step)
+        rows: Any = self.rows
+        position, number = np.nonzero(
+            valid[:, None] & (np.arange(rows.sides) < rows.counts[indices][:, None])
+        )
+        listed = position * rows.sides + number
+        chosen = np.full((self.batch_size, self.count), -1, np.int64)
+        for row in range(self.batch_size):
+            others = listed[position != row]
+            key = derive_key("candidates", self.seed, step, row)
+            generator = np.random.Generator(np.random.Philox(key=key))
+            drawn = generator.permutation(len(others))[: self.count]
+            chosen[row, : len(drawn)] = others[drawn]
+        return chosen
+
+    def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns some rows of a step's batch, with their candidates."""
+        rows: Any = self.rows
+        indices, valid = self.indices(step)
+        chosen = self.candidates(step)
+        owners, numbers = np.divmod(np.maximum(chosen, 0), rows.sides)
+        # All pairs are tokenized, because the width depends on the complete batch.
+        pairs = [
+            (rows.queries[row], rows.texts[indices[owner]][number])
+            for row, row_owners, row_numbers in zip(indices, owners, numbers, strict=True)
+            for owner, number in zip(row_owners.tolist(), row_numbers.tolist(), strict=True)
+        ]
+        ids, types = rows.tokenize(pairs)
+        longest = max(map(len, ids), default=1)
+        fitting = (size for size in rows.widths if size >= longest)
+        width = max(rows.width(indices), next(fitting, rows.max_length))
+        own = rows.fetch(indices[part], width)
+        shape = (self.batch_size, self.count, width)
+        added = {
+            "input_ids": np.full(shape, rows.pad, np.int32),
+            "token_type_ids": np.zeros(shape, np.int32),
+            "segment_ids": np.zeros(shape, np.int32),
+        }
+        flat = {name: array.reshape(-1, width) for name, array in added.items()}
+        for number, (pair_ids, pair_types) in enumerate(zip(ids, types, strict=True)):
+            size = min(len(pair_ids), width)
+            flat["input_ids"][number, :size] = pair_ids[:size]
+            flat["token_type_ids"][number, :size] = pair_types[:size]
+            flat["segment_ids"][number, :size] = 1
+        own |= {name: np.concatenate([own[name], added[name][part]], 1) for name in added}
+        own["document_mask"] = np.concatenate([own["document_mask"], chosen[part] >= 0], axis=1)
+        return own | {"valid": valid[part]}

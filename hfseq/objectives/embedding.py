@@ -18,12 +18,16 @@ import numpy as np
 from hfseq.data.arguments import EmbeddingArguments
 from hfseq.errors import UsageError
 from hfseq.modeling.sentence import SentenceConfig, l2_normalize
-from hfseq.objectives import metrics as scores
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch
 from hfseq.objectives.chunks import Sharded
 from hfseq.objectives.retrieval import RetrievalObjective, document_scores
 from hfseq.objectives.retrieval_losses import LossSum
+from hfseq.objectives.retrieval_metrics import (
+    pair_classification_metrics,
+    similarity_metrics,
+    triplet_accuracy,
+)
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -183,15 +187,16 @@ class Embedding(RetrievalObjective):
         if self.spec.labels in ("score", "binary"):
             labels = self.labels[split][: len(anchors)]
             similarities = (anchors * positives).sum(1)
-            return {
-                "pearson_cosine": scores.pearson(similarities, labels),
-                "spearman_cosine": scores.spearmanr(similarities, labels),
-            }
+            metrics = similarity_metrics(similarities, labels)
+            if self.spec.labels == "binary":
+                classified = pair_classification_metrics(similarities, labels)
+                metrics |= {name: classified[name] for name in ("accuracy", "f1", "ap")}
+            return {f"{name}_cosine": value for name, value in metrics.items()}
         metrics = ranking_metrics(anchors, positives)
         if "negatives" in rows:
             negatives = np.asarray(rows["negatives"])
-            is_nearer = (anchors * positives).sum(1) > (anchors * negatives).sum(1)
-            metrics["triplet_accuracy"] = float(is_nearer.mean())
+            similarities = [(anchors * texts).sum(1) for texts in (positives, negatives)]
+            metrics["triplet_accuracy"] = triplet_accuracy(*similarities)
         return metrics
 
     def reported_metrics(self, split: str) -> set[str] | None:
@@ -201,7 +206,9 @@ class Embedding(RetrievalObjective):
         if self.loss_name in ("mse", "embed_distill") or texts < 2:
             return names
         if self.spec.labels in ("score", "binary"):
-            return names | {"pearson_cosine", "spearman_cosine"}
+            binary = {"accuracy_cosine", "f1_cosine", "ap_cosine"}
+            names |= {"pearson_cosine", "spearman_cosine"}
+            return names | (binary if self.spec.labels == "binary" else set())
         names |= {"accuracy_at_1", f"mrr_at_{MRR_CUTOFF}"}
         return names | ({"triplet_accuracy"} if texts > 2 else set())
 

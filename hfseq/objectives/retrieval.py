@@ -134,7 +134,7 @@ class RetrievalObjective(Objective):
         self.splits: dict[str, Records] = {}
         self.labels: dict[str, np.ndarray] = {}
         self.classes: dict[Any, int] = {}
-        self.sums = ("correct",) if self.spec.ranks else ()
+        self.sums = ("correct",) if self.spec.ranks else ()  # type: ignore[misc]
         for split, records in load_records(self.arguments).items():
             columns = self.columns[split] = self.select_columns(records)
             problems = {}
@@ -200,11 +200,10 @@ class RetrievalObjective(Objective):
         """Configures how the model computes vectors, both in training and after it is saved."""
         config = model.sentence_config
         if config is not None and not isinstance(config, self.config_class):
-            raise UsageError(
-                f"the model is a {config.kind}, but the objective {self.name} trains a "
-                f"{self.config_class.kind}"
-            )
-        self.saved_length = None if config is None else config.max_seq_length
+            logger.info("the model is a %s, and becomes a %s", config.kind, self.config_class.kind)
+            self.saved_length, config = config.max_seq_length, None
+        else:
+            self.saved_length = None if config is None else config.max_seq_length
         if self.saved_length is not None:
             limits = (self.saved_length, model.max_length())
             self.saved_length = min(limit for limit in limits if limit)
@@ -262,7 +261,7 @@ class RetrievalObjective(Objective):
         """Returns further arrays with one entry per example."""
         if self.spec.labels is None:
             return {}
-        column = self.columns[split].label
+        column = str(self.columns[split].label)
         labels = [example[column] for example in examples]
         self.labels[split] = encode_labels(labels, self.spec.labels, self.classes)
         return {"labels": self.labels[split]}
@@ -315,7 +314,7 @@ class RetrievalObjective(Objective):
         """Adds a dataset of a mixture, which can have another loss."""
         assert isinstance(part, RetrievalObjective)
         self.part_losses[number] = part.loss_name
-        self.sums = tuple(dict.fromkeys((*self.sums, *part.sums)))
+        self.sums = tuple(dict.fromkeys((*self.sums, *part.sums)))  # type: ignore[misc]
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Marks the valid rows. All other rows only pad the batch."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,8 @@ ALL_DIRECTIONS: tuple[Direction, ...] = (
 LOG_ZERO = -1e30
 
 
-class LossSum(NamedTuple):
+@dataclass(frozen=True)
+class LossSum:
     """A loss as a sum and its divisor, so that sums over micro-batches and devices are exact.
 
     Attributes:
@@ -201,7 +203,8 @@ def multiple_negatives_ranking(
             total = cross_entropy(jnp.concatenate([*scores.values()], 1), labels)[0]
         elif len(scores) > 1:
             # Each direction contains the positive pair in the same column.
-            total = sum(cross_entropy(part, labels)[0] for part in scores.values()) / len(scores)
+            totals = jnp.stack([cross_entropy(part, labels)[0] for part in scores.values()])
+            total = totals.mean()
         return total[None], correct[None]
 
     # A chunk without candidates of its own returns one sum.
@@ -400,24 +403,6 @@ def online_contrastive(
     apart = jnp.square(jax.nn.relu(margin - distances))
     apart = jnp.where(negative & (fixed < farthest), apart, 0.0)
     return per_batch((together + apart).sum(), valid)
-
-
-def softmax_classification(
-    vectors: jax.Array, labels: jax.Array, valid: jax.Array, kernel: jax.Array, bias: jax.Array
-) -> LossSum:
-    """Classifies pairs from [u; v; |u − v|] with a linear layer, ``SoftmaxLoss``.
-
-    Args:
-        vectors: Vectors of both texts, `(rows, 2, features)`.
-        labels: Class IDs, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
-        kernel: `(3 * features, classes)`.
-        bias: `(classes,)`.
-    """
-    first, second = vectors[:, 0], vectors[:, 1]
-    features = jnp.concatenate([first, second, jnp.abs(first - second)], -1)
-    labels = jnp.where(valid, labels, IGNORE_INDEX)
-    return LossSum(*cross_entropy(_matmul(features, kernel) + bias, labels))
 
 
 # -- triplets

@@ -1068,7 +1068,7 @@ def _mixed_batches(
         if not number:
             continue
         part = objective.part(arguments)
-        splits = part.load_splits(plugins.load())
+        splits: Any = part.load_splits(plugins.load())
         part_rows, part_statistics = part.make_rows(splits, "train", length)
         objective.add_part(number, part)
         objectives.append(part)
