@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.errors import DataError, UsageError
-from hfseq.modeling.sentence import CrossEncoder, TextEncoder
+from hfseq.modeling.sentence import CrossEncoder, SparseEncoder, TextEncoder
 from hfseq.modeling.sentence.search import search
 
 logger = logging.getLogger(__name__)
@@ -143,8 +143,11 @@ def mine(
         counts[anchor] = counts.get(anchor, 0) + 1
     max_positives = max(counts.values())
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
-    document_vectors = model.encode_document(documents, **options)
-    query_vectors = model.encode_query(queries, **options)
+    encode_options = dict(options)
+    if not isinstance(model, SparseEncoder):
+        encode_options["normalize_embeddings"] = True
+    document_vectors = model.encode_document(documents, **encode_options)
+    query_vectors = model.encode_query(queries, **encode_options)
     reranks = cross_encoder is not None
     depth = mining.depth(max_positives, reranks)
     scores, indices = search(model, query_vectors, document_vectors, depth + max_positives)
@@ -187,7 +190,7 @@ def mine(
         )
     if complete < len(queries):
         logger.warning(
-            "%d of %d queries have fewer than %d negatives that pass the filters. Consider a larger "
+            "%d of %d queries have fewer than %d negatives that pass the filters. Use a larger "
             "range_max or weaker filters",
             *(len(queries) - complete, len(queries), mining.num_negatives),
         )

@@ -84,10 +84,13 @@ class RetrievalModel:
         kind = saved_kind(directory)
         if cls is RetrievalModel:
             if kind not in cls.kinds:
+                names = ", ".join(model_class.__name__ for model_class in cls.kinds.values())
                 raise CheckpointError(
-                    f"'{source}' does not contain a retrieval model: modules.json is missing. To "
-                    "add the defaults of a kind to this model, call from_pretrained of "
-                    f"{', '.join(model_class.__name__ for model_class in cls.kinds.values())}"
+                    f"'{source}' does not contain a retrieval model, because it has no "
+                    "modules.json, which defines the pooling. To use it with the defaults of a "
+                    f"kind of model, call from_pretrained of one of {names}. To compute vectors, "
+                    'pass the pooling: FlaxAutoModel.encode(..., pooling="mean"), or hfseq embed '
+                    "--pooling mean"
                 )
             return cls.kinds[kind]._load(directory, download, options)  # type: ignore[return-value]
         return cls._load(directory, download, options)
