@@ -359,6 +359,20 @@ class CrossEncoder(RetrievalModel):
             config = replace(config, logit_score=LogitScore(*ids))
         return super().build(model, tokenizer, config, directory)  # type: ignore[return-value]
 
+    @classmethod
+    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> CrossEncoder:
+        """Returns the cross-encoder of a loaded classifier or causal language model.
+
+        Args:
+            model: The model. Its settings are in the directory from which it was loaded.
+            tokenizer: Its tokenizer.
+        """
+        if not model.name_or_path:
+            config = model.sentence_config or CrossEncoderConfig(model.config.num_labels)
+            return cls(model, tokenizer, config)
+        directory = SentenceDirectory.read(model.name_or_path, {})
+        return cls.build(model, tokenizer, cls.read_config(directory, {}), directory)
+
     @property
     def num_labels(self) -> int:
         """Number of scores per pair."""
