@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from hfseq.generation import *  # noqa: F403
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.auto import *  # noqa: F403
+    from hfseq.modeling.sentence import CrossEncoder as CrossEncoder
+    from hfseq.modeling.sentence import MultiVectorEncoder as MultiVectorEncoder
+    from hfseq.modeling.sentence import RetrievalModel as RetrievalModel
+    from hfseq.modeling.sentence import SentenceEncoder as SentenceEncoder
+    from hfseq.modeling.sentence import SparseEncoder as SparseEncoder
     from hfseq.nn.outputs import *  # noqa: F403
     from hfseq.pipelines.factory import pipeline as pipeline
     from hfseq.plugins import hookimpl as hookimpl
@@ -43,6 +48,13 @@ _PUBLIC = {
         *TASKS.values(),
         "FlaxAutoModelForCTC",
         "FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
+    ],
+    "hfseq.modeling.sentence": [
+        "CrossEncoder",
+        "MultiVectorEncoder",
+        "RetrievalModel",
+        "SentenceEncoder",
+        "SparseEncoder",
     ],
     "hfseq.modeling.pytorch_utils": [
         "convert_pytorch_state_dict_to_flax",

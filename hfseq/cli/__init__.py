@@ -20,6 +20,7 @@ from hfseq.cli import (
     prove,
     quickstart,
     report,
+    retrieval,
     tasks,
 )
 from hfseq.cli.text import add_json
@@ -55,6 +56,8 @@ EXAMPLES = """examples:
   hfseq answer DIR "Who?" --context @f   answer a question from a text
   hfseq summarize DIR < articles.txt     summarize line by line
   hfseq embed DIR < sentences.txt        compute text embeddings
+  hfseq rank DIR "query" < texts.txt     sort texts by their relevance
+  hfseq search DIR notes/ "query"        search a folder of texts
   hfseq evaluate DIR --tasks hellaswag   evaluate on tasks of lm-evaluation-harness
   hfseq push DIR --hub_model_id me/it    upload a model directory as one commit
 
@@ -150,6 +153,20 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      tasks.run_embed,
      "hfseq embed my-vectors 'how old is the law' --json\n"
      "hfseq embed my-vectors --input_file sentences.txt --output_file vectors.npy"),
+    ("rank", "sort texts by their relevance to a query, with a cross-encoder", retrieval.add_rank,
+     retrieval.run_rank,
+     "hfseq rank my-reranker 'how old is the law' --input_file texts.txt --top_k 3"),
+    ("search", "search a folder of texts", retrieval.add_search, retrieval.run_search,
+     "hfseq search my-vectors notes/ 'how old is the law' --top_k 5\n"
+     "hfseq search my-vectors notes/ 'how old is the law' --reranker my-reranker --json"),
+    ("mine", "find hard negatives for the training of retrieval models", retrieval.add_mine,
+     retrieval.run_mine,
+     "hfseq mine my-vectors --train_file pairs.jsonl --output_file triplets.jsonl \\\n"
+     "  --relative_margin 0.05 --num_negatives 5"),
+    ("evaluate-retrieval", "evaluate a retrieval model: search, reranking, similarity, triplets",
+     retrieval.add_evaluate, retrieval.run_evaluate,
+     "hfseq evaluate-retrieval my-vectors --dataset scifact/ --json\n"
+     "hfseq evaluate-retrieval my-reranker --reranking_file dev.jsonl"),
     ("summarize", "summarize texts", tasks.add_summarize, tasks.run_summarize,
      "hfseq summarize my-t5 --input_file articles.txt --output_file short.txt"),
     ("evaluate", "evaluate a language model on tasks of lm-evaluation-harness",

@@ -367,12 +367,24 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     models.add_int_flags(
         group, ("truncate_dim", None, "Number of features to keep per vector. Default: all.")
     )
+    group.add_argument(
+        "--task",
+        choices=("query", "document"),
+        help="Encode the texts as queries or as documents, with the prompt of that name. Default: "
+        "neither.",
+    )
+    group.add_argument(
+        "--quantize",
+        choices=("int8", "uint8", "binary", "ubinary"),
+        help="Quantize dense vectors as sentence-transformers does. Default: float32 vectors.",
+    )
     group = parser.add_argument_group("input and output")
     flags.add_flag(group, "input_file", help_text=TEXT_INPUT)
     flags.add_output_flags(
         group,
         "Write a JSON object with the text and its vector per line, instead of only the vector.",
-        "Output file. FILE.npy becomes a float32 array (texts, features), other files JSON lines.",
+        "Output file. FILE.npy becomes an array (texts, features), FILE.npz a SciPy array of "
+        "sparse vectors or an array of token vectors per text, other files JSON lines.",
     )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
@@ -384,7 +396,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         raise UsageError("use either positional texts or --input_file")
     import numpy as np
 
-    from hfseq.modeling import auto
+    from hfseq.modeling.sentence import SparseEncoder
     from hfseq.pipelines.base import RejectedInput, input_text, read_inputs
 
     models.prepare_devices(arguments)
@@ -401,26 +413,72 @@ def run_embed(arguments: argparse.Namespace) -> int:
                 f"{position}: {reason}. Remove empty texts: their embeddings are meaningless"
             )
         texts.append(str(text))
-    model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
-    vectors = model.encode(
-        texts,
-        prompt=arguments.prompt,
-        prompt_name=arguments.prompt_name,
-        batch_size=arguments.batch_size,
-        pooling=arguments.pooling,
-        normalize_embeddings=arguments.normalize,
-        truncate_dim=arguments.truncate_dim,
-        show_progress_bar=sys.stderr.isatty() and not arguments.disable_tqdm,
-    )
-    if arguments.output_file and arguments.output_file.endswith(".npy"):
-        with (
-            atomic_replace(Path(arguments.output_file)) as temporary,
-            open(temporary, "wb") as file,
-        ):
-            np.save(file, vectors)
+    model = _load_encoder(arguments)
+    options: dict[str, Any] = {
+        "prompt": arguments.prompt,
+        "prompt_name": arguments.prompt_name,
+        "batch_size": arguments.batch_size,
+        "show_progress_bar": sys.stderr.isatty() and not arguments.disable_tqdm,
+    }
+    if isinstance(model, SparseEncoder):
+        for name, value in _DENSE_OPTIONS.items():
+            if getattr(arguments, name) != value:
+                raise UsageError(f"--{name} does not apply to sparse vectors")
+    else:
+        options |= {
+            "normalize_embeddings": arguments.normalize,
+            "truncate_dim": arguments.truncate_dim,
+            "precision": arguments.quantize or "float32",
+        }
+    tasks = {"query": model.encode_query, "document": model.encode_document}
+    vectors = tasks.get(arguments.task, model.encode)(texts, **options)
+    file = arguments.output_file or ""
+    is_dense = isinstance(vectors, np.ndarray)
+    if file.endswith((".npy", ".npz")):
+        if is_dense != file.endswith(".npy"):
+            raise UsageError(
+                f"--output_file {file}: dense vectors are written as .npy, sparse vectors and "
+                "token vectors as .npz"
+            )
+        with atomic_replace(Path(file)) as temporary, open(temporary, "wb") as output_file:
+            if is_dense:
+                np.save(output_file, vectors)
+            elif isinstance(model, SparseEncoder):
+                from scipy.sparse import save_npz
+
+                save_npz(output_file, vectors)
+            else:
+                np.savez(output_file, **{str(number): rows for number, rows in enumerate(vectors)})
         return 0
+    if isinstance(model, SparseEncoder):
+        values: list[Any] = [dict(tokens) for tokens in model.decode(vectors)]
+    else:
+        values = [vector.tolist() for vector in vectors]
     with Output(arguments.output_file) as output:
-        for text, vector in zip(texts, vectors.tolist(), strict=True):
-            line = {"input": text, "output": vector} if arguments.json else vector
+        for text, value in zip(texts, values, strict=True):
+            line = {"input": text, "output": value} if arguments.json else value
             output.write(json.dumps(line, ensure_ascii=False))
     return 0
+
+
+#: Flags of ``hfseq embed`` that only apply to dense vectors, with their defaults.
+_DENSE_OPTIONS = {"normalize": False, "truncate_dim": None, "quantize": None}
+
+
+def _load_encoder(arguments: argparse.Namespace) -> Any:
+    """Loads the encoder of ``hfseq embed``. ``--pooling`` makes any encoder a bi-encoder."""
+    from hfseq.modeling import auto, sentence
+    from hfseq.pipelines import load_tokenizer
+
+    if arguments.pooling is not None:
+        config = sentence.SentenceConfig((arguments.pooling,))
+        model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
+        return sentence.SentenceEncoder(model, load_tokenizer(model, arguments.model), config)
+    encoder = sentence.RetrievalModel.from_pretrained(
+        arguments.model, precision=arguments.precision
+    )
+    if not isinstance(encoder, sentence.TextEncoder):
+        raise UsageError(
+            f"'{arguments.model}' is a cross-encoder, which scores pairs: use hfseq rank"
+        )
+    return encoder

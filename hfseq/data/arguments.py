@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import (
     Annotated,
@@ -70,6 +70,7 @@ NonNegativeInt = Annotated[int, AllowedValues("an integer of at least 0", minimu
 Percentage = Annotated[int, AllowedValues("an integer from 0 to 99", minimum=0, maximum=99)]
 Fraction = Annotated[float, AllowedValues("a number from 0 to 1", minimum=0, maximum=1)]
 PositiveFloat = Annotated[float, AllowedValues("a number greater than 0", above=0)]
+NonNegativeFloat = Annotated[float, AllowedValues("a number of at least 0", minimum=0)]
 SmoothingFactor = Annotated[
     float, AllowedValues("a number from 0 to less than 1", minimum=0, below=1)
 ]
@@ -352,7 +353,125 @@ def test_percentage_option(unit: str) -> int:
 
 
 @dataclass
-class DataArguments(TextArguments):
+class MixtureArguments(CheckedArguments):
+    """Flags of a mixture of datasets, for objectives that support it.
+
+    Attributes:
+        mixture: The data flags of each dataset and its weight. Empty without a mixture.
+    """
+
+    train_mixture: str | None = option(
+        None,
+        "YAML file of a mixture of training datasets. It contains a list of mappings from data "
+        "flags to values, such as dataset_name or train_file, and optionally a weight. Validation "
+        "data are those of --validation_file, or of the first dataset.",
+    )
+    multi_dataset_batch_sampler: Literal["proportional", "round_robin", "weighted"] | None = option(
+        None,
+        "How often each dataset of a mixture is used: in proportion to its size, equally often "
+        "until the smallest one is used up, or in proportion to its weight. Default: weighted if "
+        "the file contains weights, otherwise proportional.",
+    )
+
+    def __post_init__(self) -> None:
+        self.mixture: tuple[tuple[Any, float], ...] = ()
+        super().__post_init__()
+        if self.train_mixture:
+            self._read_mixture(self.train_mixture)
+
+    def problems(self) -> Iterator[str]:
+        """Also yields an error if a mixture is combined with other flags for training data."""
+        if self.multi_dataset_batch_sampler and not self.train_mixture:
+            yield "--multi_dataset_batch_sampler requires --train_mixture"
+        if self.train_mixture and getattr(self, "streaming", False):
+            yield "--train_mixture does not support --streaming: drop one of them"
+        yield from super().problems()
+
+    def _read_mixture(self, path: str) -> None:
+        """Reads the mixture. The first dataset also sets the data flags of this object."""
+        entries = read_mixture(path, {item.name for item in fields(self)})
+        names = ("dataset_name", "dataset_config_name", "dataset_revision", "train_file")
+        first = entries[0][0]
+        if conflict := [
+            name
+            for name in names
+            if getattr(self, name) is not None and getattr(self, name) != first.get(name)
+        ]:
+            raise UsageError(
+                f"--train_mixture and --{conflict[0]} are mutually exclusive: add the dataset to "
+                "the file"
+            )
+        for name in names:
+            setattr(self, name, first.get(name))
+        held_out: dict[str, Any] = {"validation_split_percentage": 0, "test_split_percentage": 0}
+        held_out |= {"validation_file": None, "test_file": None}
+        known = {item.name for item in fields(self)}
+        shared = {name: value for name, value in held_out.items() if name in known}
+        shared |= {"train_mixture": None, "multi_dataset_batch_sampler": None}
+        shared |= dict.fromkeys(names)
+        parts = []
+        for number, (values, weight) in enumerate(entries):
+            try:
+                own = {**shared, **values} if number else {**values, "train_mixture": None}
+                own["multi_dataset_batch_sampler"] = None
+                parts.append((replace(self, **own), weight))
+            except UsageError as error:
+                raise UsageError(f"{path}, dataset {number + 1}: {error}") from error
+        self.mixture = tuple(parts)
+        if self.multi_dataset_batch_sampler is None:
+            has_weights = any(weight != 1 for _, weight in parts)
+            self.multi_dataset_batch_sampler = "weighted" if has_weights else "proportional"
+
+
+def read_mixture(path: str, flags: set[str]) -> list[tuple[dict[str, Any], float]]:
+    """Reads the file of `--train_mixture`.
+
+    Args:
+        path: The file.
+        flags: The allowed data flags.
+
+    Returns:
+        The values of the data flags and the weight of each dataset.
+
+    Raises:
+        UsageError: The file cannot be read or is not valid.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--train_mixture {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--train_mixture {path} is not valid YAML: {error}") from error
+    if isinstance(content, dict) and list(content) == ["datasets"]:
+        content = content["datasets"]
+    if not isinstance(content, list) or not content:
+        raise UsageError(
+            f"--train_mixture {path} must contain a list of datasets, e.g. '- train_file: a.jsonl'"
+        )
+    entries = []
+    for number, item in enumerate(content, 1):
+        place = f"--train_mixture {path}, dataset {number}"
+        if not isinstance(item, dict):
+            raise UsageError(f"{place} must map data flags to values, not {item!r:.60}")
+        values = dict(item)
+        weight = values.pop("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+            raise UsageError(f"{place}: weight must be a number above 0, not {weight!r:.60}")
+        for name in values:
+            if name not in flags:
+                raise UsageError(f"{place}: unknown data flag '{name}'{did_you_mean(name, flags)}")
+        if not (values.get("train_file") or values.get("dataset_name")):
+            raise UsageError(f"{place} requires train_file or dataset_name")
+        if isinstance(values.get("train_file"), str):
+            values["train_file"] = [values["train_file"]]
+        entries.append((values, float(weight)))
+    return entries
+
+
+@dataclass
+class DataArguments(MixtureArguments, TextArguments):
     """Data flags of masked language modeling."""
 
     mlm_probability: Annotated[float, AllowedValues("a number in (0, 1]", above=0, maximum=1)] = (
@@ -375,7 +494,7 @@ class DataArguments(TextArguments):
 
 
 @dataclass
-class CausalArguments(TextArguments):
+class CausalArguments(MixtureArguments, TextArguments):
     """Data flags of causal language modeling."""
 
     train_file: list[str] | None = option(None, f"Training data: {FILES_HELP}; {ARRAYS_HELP}.")
@@ -835,7 +954,7 @@ class ConversationArguments(RecordArguments):
 
 
 @dataclass
-class ChatArguments(ConversationArguments):
+class ChatArguments(MixtureArguments, ConversationArguments):
     """Data flags of supervised fine-tuning. Names and defaults are those of TRL."""
 
     defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
@@ -1062,24 +1181,155 @@ class RewardArguments(PreferenceArguments):
 
 
 @dataclass
-class EmbeddingArguments(RecordArguments):
+class RetrievalArguments(MixtureArguments, RecordArguments):
+    """Data flags that the four kinds of retrieval models share."""
+
+    loss: str | None = option(None, "Loss.")
+    scale: PositiveFloat | None = option(
+        None, "Factor for the scores in the softmax of the loss (1 / temperature)."
+    )
+    margin: NonNegativeFloat | None = option(None, "Margin of the loss. Default: that of the loss.")
+    temperature: PositiveFloat | None = option(
+        None,
+        "Divisor of the scores of model and teacher in distill_kl_div, or of the similarities in "
+        "gist. Default: that of the loss.",
+    )
+    mini_batch_size: PositiveInt | None = option(
+        None,
+        "Number of examples per device that are encoded at a time. The gradient is the same for "
+        "all values, but a small value needs less memory, so that a batch can be much larger "
+        "(GradCache). Each example is encoded twice. Default: the whole batch at once.",
+    )
+    batch_sampler: Literal["batch_sampler", "no_duplicates", "group_by_label"] = option(
+        "batch_sampler",
+        "How examples are combined to batches: at random, without equal texts in a batch, or with "
+        "at least two examples of each label.",
+    )
+    query_prompt: str | None = option(
+        None, "Text that precedes each query. It is saved with the model."
+    )
+    document_prompt: str | None = option(
+        None, "Text that precedes each document. It is saved with the model."
+    )
+
+    #: The losses that `--loss` accepts. The first one is the default.
+    losses: ClassVar[tuple[str, ...]] = ()
+
+    def problems(self) -> Iterator[str]:
+        """Also yields an error for an unknown loss."""
+        if self.loss is not None and self.loss not in self.losses:
+            yield (
+                f"--loss {self.loss}: expected {', '.join(self.losses[:-1])} or "
+                f"{self.losses[-1]}{did_you_mean(self.loss, self.losses)}"
+            )
+        yield from super().problems()
+
+
+#: Losses that compare each anchor with the positives and negatives of the batch.
+RANKING_LOSSES = (
+    "multiple_negatives_ranking",
+    "multiple_negatives_symmetric_ranking",
+)
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+
+@dataclass
+class VectorArguments(RetrievalArguments):
+    """Data flags of the kinds that encode queries and documents separately."""
+
+    directions: str | None = option(
+        None,
+        f"Comma-separated candidates of multiple_negatives_ranking: {', '.join(DIRECTIONS)}. "
+        "Default: query_to_doc. All four are the improved contrastive loss of GTE.",
+    )
+    partition_mode: Literal["joint", "per_direction"] | None = option(
+        None,
+        "Whether all directions share one softmax (joint), or the loss is the mean over the "
+        "directions. Default: joint.",
+    )
+    hardness_mode: Literal["in_batch_negatives", "hard_negatives", "all_negatives"] | None = option(
+        None, "Negatives of multiple_negatives_ranking whose logits are increased."
+    )
+    hardness_strength: NonNegativeFloat = option(
+        0.0, "Factor of the similarity that is added to the logits of these negatives."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Also yields errors for invalid directions."""
+        unknown = [name for name in self.direction_names if name not in DIRECTIONS]
+        if unknown:
+            yield (
+                f"--directions {unknown[0]}: expected {', '.join(DIRECTIONS)}"
+                f"{did_you_mean(unknown[0], DIRECTIONS)}"
+            )
+        elif self.direction_names and DIRECTIONS[0] not in self.direction_names:
+            yield f"--directions must contain {DIRECTIONS[0]}, which has the positive pairs"
+        same = {"query_to_query", "doc_to_doc"} & set(self.direction_names)
+        if self.partition_mode == "per_direction" and same:
+            yield (
+                f"--partition_mode per_direction does not support the direction {min(same)}, which "
+                "has no positive pairs: use joint"
+            )
+        yield from super().problems()
+
+    @property
+    def direction_names(self) -> tuple[str, ...]:
+        """The values of `--directions`. Empty without the flag."""
+        return tuple(self.directions.split(",")) if self.directions else ()
+
+
+@dataclass
+class EmbeddingArguments(VectorArguments):
     """Data flags of training text embeddings."""
 
+    losses = (
+        *RANKING_LOSSES,
+        *("gist", "cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive"),
+        *("triplet", "batch_all_triplet", "batch_hard_triplet", "batch_semi_hard_triplet"),
+        *("margin_mse", "distill_kl_div", "mse", "embed_distill"),
+    )
+
+    loss: str | None = option(
+        None,
+        f"Loss: {', '.join(losses)}. The names are those of sentence-transformers' classes. "
+        "Default: multiple_negatives_ranking.",
+    )
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = option(
         None,
         "How token embeddings are combined into a text embedding. Default: the method saved with "
         "the model, otherwise mean.",
     )
     normalize: bool = option(True, "Normalize embeddings to unit length, also in the saved model.")
-    scale: PositiveFloat = option(20.0, "Factor for the cosine similarities (1 / temperature).")
+    scale: PositiveFloat | None = option(
+        None,
+        "Factor for the cosine similarities (1 / temperature) in the ranking losses, cosent and "
+        "angle. Default: 20.",
+    )
     matryoshka_dims: str | None = option(
         None,
         "Comma-separated embedding dimensions, e.g. 384,128,64. The first 384, 128 and 64 "
         "features of an embedding are each trained to be usable as an embedding (Matryoshka).",
     )
+    matryoshka_weights: str | None = option(
+        None, "Comma-separated weights of the losses of these dimensions. Default: 1 for each."
+    )
+    distance_metric: Literal["euclidean", "cosine", "manhattan", "l2"] | None = option(
+        None,
+        "Distance of the triplet and contrastive losses (euclidean, cosine or manhattan), or of "
+        "embed_distill (cosine or l2). Default: that of the loss.",
+    )
+    guide_model: str | None = option(
+        None,
+        "Directory or Hub name of the embedding model that recognizes false negatives, for gist. "
+        "Its embeddings are computed once, before training.",
+    )
+    margin_strategy: Literal["absolute", "relative"] = option(
+        "absolute",
+        "Whether --margin of gist is a similarity, or a fraction of that of the positive.",
+    )
 
     def problems(self) -> Iterator[str]:
-        """Also yields an error for invalid Matryoshka dimensions."""
+        """Also yields errors for invalid Matryoshka dimensions and for a missing guide."""
         try:
             wrong = min(self.dims, default=1) < 1
         except ValueError:
@@ -1089,12 +1339,136 @@ class EmbeddingArguments(RecordArguments):
                 f"--matryoshka_dims {self.matryoshka_dims}: expected positive integers, e.g. "
                 "384,128,64"
             )
+        try:
+            weights = self.dim_weights
+            wrong_weights = min(weights, default=1.0) < 0
+        except ValueError:
+            weights, wrong_weights = (), True
+        if wrong_weights or (not wrong and weights and len(weights) != len(self.dims)):
+            yield (
+                f"--matryoshka_weights {self.matryoshka_weights}: expected one number of at least "
+                "0 for each of the --matryoshka_dims"
+            )
+        if (self.loss == "gist") != bool(self.guide_model):
+            yield "--loss gist and --guide_model require each other"
         yield from super().problems()
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The values of `--matryoshka_dims`. Empty without the flag."""
         return tuple(map(int, self.matryoshka_dims.split(","))) if self.matryoshka_dims else ()
+
+    @property
+    def dim_weights(self) -> tuple[float, ...]:
+        """The values of `--matryoshka_weights`. Empty without the flag."""
+        texts = self.matryoshka_weights.split(",") if self.matryoshka_weights else ()
+        return tuple(map(float, texts))
+
+
+@dataclass
+class SparseArguments(VectorArguments):
+    """Data flags of training sparse encoders (SPLADE)."""
+
+    losses = (*RANKING_LOSSES, "margin_mse", "distill_kl_div")
+
+    loss: str | None = option(
+        None,
+        f"Loss that is combined with the regularizers: {', '.join(losses)}. Default: "
+        "multiple_negatives_ranking.",
+    )
+    scale: PositiveFloat | None = option(
+        None, "Factor for the dot products in the ranking losses. Default: 1."
+    )
+    document_regularizer_weight: NonNegativeFloat = option(
+        3e-5, "Weight of the FLOPS regularizer of documents."
+    )
+    query_regularizer_weight: NonNegativeFloat = option(
+        5e-5, "Weight of the FLOPS regularizer of queries."
+    )
+    document_regularizer_threshold: PositiveInt | None = option(
+        None, "Documents with at most this number of nonzero weights are not regularized."
+    )
+    query_regularizer_threshold: PositiveInt | None = option(
+        None, "Queries with at most this number of nonzero weights are not regularized."
+    )
+    regularizer_warmup_ratio: Fraction = option(
+        1 / 3,
+        "Fraction of the training steps in which the weights of the regularizers grow "
+        "quadratically from 0.",
+    )
+
+
+@dataclass
+class MultiVectorArguments(VectorArguments):
+    """Data flags of training multi-vector encoders (ColBERT)."""
+
+    losses = ("multiple_negatives_ranking", "margin_mse", "distill_kl_div")
+
+    loss: str | None = option(
+        None, f"Loss: {', '.join(losses)}. Default: multiple_negatives_ranking."
+    )
+    scale: PositiveFloat | None = option(
+        None, "Factor for the MaxSim scores in multiple_negatives_ranking. Default: 1."
+    )
+    embedding_size: PositiveInt | None = option(
+        None,
+        "Size of the token vectors of a model without a projection, which is then initialized "
+        "randomly. Default: 128.",
+    )
+    query_length: PositiveInt | None = option(
+        None,
+        "Number of tokens of a query. Shorter queries are extended with mask tokens, which are "
+        "scored, too. Default: that of the model, or 32 for a new one.",
+    )
+    document_length: PositiveInt | None = option(
+        None, "Maximum number of tokens of a document. Default: that of the model."
+    )
+    query_expansion: bool = option(
+        True, "Extend the queries of a new multi-vector model to --query_length."
+    )
+
+
+@dataclass
+class CrossEncoderArguments(RetrievalArguments):
+    """Data flags of training cross-encoders (rerankers)."""
+
+    losses = (
+        *("binary_cross_entropy", "cross_entropy", "mse", "margin_mse"),
+        *("multiple_negatives_ranking", "lambda_loss", "list_net", "list_mle", "p_list_mle"),
+        *("rank_net", "adr_mse"),
+    )
+
+    loss: str | None = option(
+        None,
+        f"Loss: {', '.join(losses)}. The names are those of sentence-transformers' classes. "
+        "Default: binary_cross_entropy.",
+    )
+    scale: PositiveFloat | None = option(
+        None, "Factor for the activated scores in multiple_negatives_ranking. Default: 10."
+    )
+    pos_weight: PositiveFloat | None = option(
+        None,
+        "Weight of the positive examples in binary_cross_entropy, usually the number of negatives "
+        "per positive. Default: 1.",
+    )
+    num_negatives: PositiveInt = option(
+        4,
+        "Documents of other examples per query that multiple_negatives_ranking uses as negatives.",
+    )
+    activation: Literal["sigmoid", "identity"] = option(
+        "sigmoid", "Function of the scores in multiple_negatives_ranking."
+    )
+    weighting_scheme: Literal["none", "ndcg_loss1", "ndcg_loss2", "lambda_rank", "ndcg_loss2pp"] = (
+        option("ndcg_loss2pp", "Weights of the pairs in lambda_loss.")
+    )
+    cutoff: PositiveInt | None = option(
+        None, "lambda_loss and rank_net: a pair counts if one document is among the first so many."
+    )
+    respect_input_order: bool = option(
+        True,
+        "list_mle and p_list_mle: the documents are in the order of the ranking. Otherwise they "
+        "are sorted by label.",
+    )
 
 
 @dataclass
@@ -1639,6 +2013,9 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "cpo": CPOArguments,
     "reward": RewardArguments,
     "embedding": EmbeddingArguments,
+    "cross_encoder": CrossEncoderArguments,
+    "sparse_encoder": SparseArguments,
+    "multi_vector": MultiVectorArguments,
     "image_classification": ImageArguments,
     "image_text": ImageTextArguments,
     "image_to_text": ImageToTextArguments,

@@ -242,8 +242,8 @@ class GroupedRows(FieldRows):
         pad: ID of the padding token.
         max_length: Maximum number of tokens per text.
         pad_to_max_length: Whether all rows are padded to `max_length`.
-        tokens: Additional arrays with one value per token, by name: the values of all texts,
-            example by example, and the value for padding.
+        tokens: Additional arrays with one value per token, by name, like `texts`. They are padded
+            with 0.
         arrays: Additional arrays with one entry per example, by name.
     """
 
@@ -253,12 +253,16 @@ class GroupedRows(FieldRows):
         pad: int,
         max_length: int,
         pad_to_max_length: bool,
-        tokens: Mapping[str, tuple[Sequence[Sequence[int]], int]] | None = None,
+        tokens: Mapping[str, Sequence[Sequence[Sequence[int]]]] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
     ):
         self.size = len(texts)
-        flat = [ids for example in zip(*texts, strict=True) for ids in example]
-        super().__init__(flat, pad, max_length, tokens or {}, {}, pad_to_max_length)
+
+        def interleave(columns: Sequence[Sequence[Sequence[int]]]) -> list[Sequence[int]]:
+            return [values for example in zip(*columns, strict=True) for values in example]
+
+        token_arrays = {name: (interleave(columns), 0) for name, columns in (tokens or {}).items()}
+        super().__init__(interleave(texts), pad, max_length, token_arrays, {}, pad_to_max_length)
         self.arrays = dict(arrays or {})
 
     def __len__(self) -> int:

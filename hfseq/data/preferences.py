@@ -105,7 +105,7 @@ class PreferenceEncoder(TextEncoder):
         paired: bool = True,
         encoder_decoder: bool = False,
     ):
-        super().__init__(tokenizer)
+        super().__init__(tokenizer, arguments.template_variables)
         self.arguments, self.encoder_decoder = arguments, encoder_decoder
         table = records.tables[0]
         columns = set(table.columns)
@@ -387,12 +387,13 @@ class AnswerRows(GroupedRows):
     ):
         sides: Any = list(zip(*(item.answers for item in examples), strict=True))
         masks: Any = _loss_masks(examples)
+        count = len(sides)
         super().__init__(
             sides,
             pad,
             length,
             pad_to_max_length,
-            {"learned": (masks, 0)},
+            {"learned": [masks[number::count] for number in range(count)]},
             _numbers_of(examples),
         )
         self.examples = examples

@@ -513,6 +513,11 @@ class FlaxModel(FlaxGenerationMixin):
         self._graph = trees.split(nnx.eval_shape(lambda: self._build(nnx.Rngs(0))))[0]
 
     @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        """The mesh of :meth:`use_mesh`, or `None`."""
+        return self._options.mesh
+
+    @property
     def sequence_parallel(self) -> bool:
         """Whether the axis ``tensor`` splits hidden states by length between the layers."""
         return self._options.sequence_parallel

@@ -25,8 +25,14 @@ from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel, Input
 from hfseq.modeling.keywords import translate_keywords
-from hfseq.modeling.sentence import SentenceConfig, SentenceEncoder
-from hfseq.nn import sharding, trees
+from hfseq.modeling.sentence import (
+    MODULES_KEY,
+    RetrievalConfig,
+    SentenceConfig,
+    SentenceEncoder,
+    read_config,
+)
+from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
 from hfseq.nn.random import Keys
@@ -621,13 +627,19 @@ class FlaxPreTrainedModel(FlaxModel):
     @property
     def weight_map(self) -> weights.WeightMap:
         """The names of this model's parameters in PyTorch checkpoints."""
-        return self._names({path: leaf.shape for path, leaf in self._paths.items()})
+        return self._names({path: leaf.shape for path, leaf in self._stored_params.items()})
+
+    @property
+    def _stored_params(self) -> dict[trees.Path, Any]:
+        """The parameters that are in the weight files of the model, by path."""
+        return {path: leaf for path, leaf in self._paths.items() if path[0] != MODULES_KEY}
 
     @property
     def file_map(self) -> weights.WeightMap:
         """The names of all variables in checkpoints: parameters and stored collections."""
         stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
-        return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
+        paths = self._stored_params | stored
+        return self._names({path: leaf.shape for path, leaf in paths.items()})
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> weights.WeightMap:
         prefix = f"{self.base_model_prefix}."
@@ -669,10 +681,12 @@ class FlaxPreTrainedModel(FlaxModel):
         """Reads every matched parameter and initializes the others."""
         flat = {
             path: read(path, leaf.shape, param_dtype, sharding)
-            for path, leaf in self._paths.items()
+            for path, leaf in self._stored_params.items()
             if path not in read.missing
         }
-        missing = [path for path in self._paths if path in read.missing]
+        missing = [
+            path for path in self._paths if path in read.missing or path in self.module_weights
+        ]
         if missing and read.on_device:
             num_missing = sum(math.prod(self._paths[path].shape) for path in missing)
             num_read = sum(math.prod(tensor.shape) for tensor in read.slots.values())
@@ -959,7 +973,8 @@ class FlaxPreTrainedModel(FlaxModel):
         """
         if self.peft_config is None:
             return set(self._paths)
-        return lora.trainable_paths(self._paths, self.peft_config, self._names({}))
+        paths = lora.trainable_paths(self._stored_params, self.peft_config, self._names({}))
+        return paths | set(self.module_weights)
 
     def quantize(self, params: trees.Params, quantization: str) -> dict[str, Any]:
         """Quantizes the kernels of linear layers, to train adapters with less memory.
@@ -1006,8 +1021,9 @@ class FlaxPreTrainedModel(FlaxModel):
         own_params = trees.flatten(
             self.params if self.peft_config is None else self.split_collections(self.params)[0]
         )
+        missing = read.missing | set(model.module_weights)
         flat = {
-            path: own_params[path] if path in read.missing else read(path, leaf.shape, None, None)
+            path: own_params[path] if path in missing else read(path, leaf.shape, None, None)
             for path, leaf in model._paths.items()
         }
         model._is_initialized, model._params, model.extra = True, trees.unflatten(flat), self.extra
@@ -1080,6 +1096,9 @@ class FlaxPreTrainedModel(FlaxModel):
             **changes,
         )
         model._options, model.generation_config = self._options, self.generation_config
+        model._sentences = self._sentences
+        if self.module_weights:
+            model.train_sentence_modules()
         return model
 
     # -- sentences
@@ -1088,26 +1107,56 @@ class FlaxPreTrainedModel(FlaxModel):
     _source: tuple[str, dict[str, Any]] | None = None
     #: Parameters outside of the base model that the checkpoint did not contain.
     _fresh_head: Sequence[str] = ()
-    _sentences: SentenceConfig | None = None
+    _sentences: RetrievalConfig | None = None
     _encoder: tuple[str | None, SentenceEncoder] | None = None
+    #: Initial weights of sentence-transformers' modules, if they are parameters of this model.
+    module_weights: Mapping[trees.Path, np.ndarray] = {}
 
     @property
-    def sentence_config(self) -> SentenceConfig | None:
+    def sentence_config(self) -> RetrievalConfig | None:
         """The content of sentence-transformers' files, or `None` if the model has no such files.
 
-        If you set this property, ``save_pretrained`` writes these files.
+        The class of the result is that of the kind of model: :class:`SentenceConfig`,
+        :class:`CrossEncoderConfig`, :class:`SparseConfig` or :class:`MultiVectorConfig`. If you set
+        this property, ``save_pretrained`` writes these files.
         """
         if self._sentences is None and self._source is not None:
-            self._sentences = SentenceConfig.read(*self._source)
+            self._sentences = read_config(*self._source)
             if self._sentences is None and self.peft_config is not None:
-                self._sentences = SentenceConfig.read(
-                    str(self.peft_config.base_model_name_or_path), {}
-                )
+                self._sentences = read_config(str(self.peft_config.base_model_name_or_path), {})
         return self._sentences
 
     @sentence_config.setter
-    def sentence_config(self, sentences: SentenceConfig) -> None:
+    def sentence_config(self, sentences: RetrievalConfig | None) -> None:
         self._sentences, self._encoder = sentences, None
+
+    def train_sentence_modules(self) -> None:
+        """Adds the weights of the modules in ``sentence_config`` to the parameters of this model.
+
+        The modules are the dense layers after the encoder, or a static query encoder. Their weights
+        are in the entry "sentence_modules" of the parameters. The training of a model trains them,
+        and ``save_pretrained`` writes them into the folders of the modules.
+        """
+        weights = {} if self.sentence_config is None else self.sentence_config.module_weights
+        flat = {
+            (MODULES_KEY, module, name): np.asarray(value, np.float32)
+            for module, named in weights.items()
+            for name, value in named.items()
+        }
+        self.module_weights = flat
+        self._set_structure()
+        if self._params is not None:
+            arrays = {path: jnp.asarray(value) for path, value in flat.items()}
+            self._params = trees.unflatten(trees.flatten(self._params) | arrays)
+
+    def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
+        module: Any = super()._build(rngs, cache)
+        if self.module_weights:
+            parts: dict[str, nnx.Dict] = {}
+            for (_, part, name), value in self.module_weights.items():
+                parts.setdefault(part, nnx.Dict())[name] = nnx.Param(jnp.asarray(value))
+            setattr(module, MODULES_KEY, nnx.Dict(parts))
+        return module
 
     @property
     def name_or_path(self) -> str:
@@ -1130,9 +1179,8 @@ class FlaxPreTrainedModel(FlaxModel):
     ) -> np.ndarray:
         """Returns sentence embeddings as sentence-transformers computes them.
 
-        Sentences are sorted by length and padded to one of a few lengths. The model is compiled
-        once per length. Sentences that are longer than the model accepts are truncated with a
-        warning.
+        This is a shortcut for bi-encoders. :class:`hfseq.SentenceEncoder` has more options. Its
+        method :meth:`~hfseq.SentenceEncoder.encode` describes the computation.
 
         Args:
             sentences: One sentence or several.
@@ -1141,7 +1189,8 @@ class FlaxPreTrainedModel(FlaxModel):
             batch_size: Maximum number of sentences per batch.
             show_progress_bar: Whether to show a progress bar.
             normalize_embeddings: Whether to scale the vectors to length 1.
-            truncate_dim: Number of leading features to keep.
+            truncate_dim: Number of leading features to keep. Truncated vectors are only scaled to
+                length 1 if ``normalize_embeddings`` is set.
             pooling: Pooling mode (mean, cls, max, lasttoken, ...) for models without
                 sentence-transformers' files.
             tokenizer: The tokenizer. The default is the one that is saved with the model.
@@ -1161,13 +1210,12 @@ class FlaxPreTrainedModel(FlaxModel):
                 'the pooling that the model was trained with, such as pooling="mean", "cls" or '
                 '"lasttoken"'
             )
-        name = prompt_name if prompt_name is not None else sentence_config.default_prompt_name
-        if prompt is None and name is not None and name not in sentence_config.prompts:
+        if not isinstance(sentence_config, SentenceConfig):
             raise UsageError(
-                f"unknown prompt_name '{name}' (known: {', '.join(sentence_config.prompts)})"
+                f"the model is a {sentence_config.kind}: load it with "
+                "hfseq.RetrievalModel.from_pretrained to compute its vectors or scores"
             )
-        if prompt is None:
-            prompt = sentence_config.prompts[name] if name is not None else ""
+        prompt = sentence_config.find_prompt(prompt, prompt_name)
         encoder_pooling, encoder = self._encoder or (None, None)
         if (
             encoder is None
@@ -1187,16 +1235,15 @@ class FlaxPreTrainedModel(FlaxModel):
                 tokenizer = auto.load(AutoTokenizer, self._source[0], **self._source[1])
             encoder = SentenceEncoder(self, tokenizer, sentence_config)
             self._encoder = pooling, encoder
-        vectors = encoder(
-            [sentences] if isinstance(sentences, str) else sentences,
-            prompt,
-            batch_size,
-            normalize_embeddings,
-            truncate_dim,
-            show_progress_bar,
-            params,
+        return encoder.encode(
+            sentences,
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            params=params,
         )
-        return vectors[0] if isinstance(sentences, str) else vectors
 
     # -- saving
 
@@ -1258,6 +1305,9 @@ class FlaxPreTrainedModel(FlaxModel):
         """
         own_params, joined_extra = self.split_collections(self.params if params is None else params)
         flat = self._known_leaves(own_params)
+        replicated = sharding.replicate(
+            {path: flat.pop(path) for path in list(flat) if path[0] == MODULES_KEY}
+        )
         if self.peft_config is None:
             flat |= self._stored_leaves(joined_extra if extra is None else extra)
         shapes = self.file_map.shapes
@@ -1289,7 +1339,8 @@ class FlaxPreTrainedModel(FlaxModel):
                     self._write_msgpack(stage, names, flat, max_shard_size)
                 self._write_sidecars(stage, extra)
                 self.save_config(stage)
-        self._write_sentence_config(folder)
+        arrays = {path: np.asarray(leaf, np.float32) for path, leaf in replicated.items()}
+        self._write_sentence_config(folder, trees.unflatten(arrays).get(MODULES_KEY))
         if push_to_hub:
             self.push_to_hub(
                 kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs
@@ -1322,18 +1373,26 @@ class FlaxPreTrainedModel(FlaxModel):
             collection = self._require_extra(self.extra if extra is None else extra)[name]
             sidecar.write(folder, trees.flatten(collection), self.precision.name)
 
-    def _write_sentence_config(self, folder: Path) -> None:
+    def _write_sentence_config(
+        self, folder: Path, module_weights: Mapping[str, Mapping[str, Any]] | None
+    ) -> None:
         """Writes the files of sentence-transformers if ``sentence_config`` was set or read.
 
         A model without a head that was loaded from a directory also keeps the files of that
         directory.
+
+        Args:
+            folder: The directory of the model.
+            module_weights: The trained weights of the modules, if there are any.
         """
         sentence_config = self._sentences
         is_base_model = type(self).__name__.endswith("Model")
         if self._source and Path(self._source[0]).is_dir() and is_base_model:
             sentence_config = self.sentence_config
         if sentence_config is not None:
-            sentence_config.write(folder, self.text_config.hidden_size)
+            if module_weights:
+                sentence_config = sentence_config.replace_weights(module_weights)
+            sentence_config.write(folder, self)
 
     def _known_leaves(self, params: trees.Params) -> dict[trees.Path, Any]:
         """Returns the leaves of ``params`` that this model has.

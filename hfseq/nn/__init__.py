@@ -10,6 +10,7 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
+from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
     StateAttention,
@@ -35,7 +36,7 @@ from hfseq.nn.layers import (
     normal,
     uniform,
 )
-from hfseq.nn.logits import defer_logits, map_logits, output_logits
+from hfseq.nn.logits import defer_logits, map_logits
 from hfseq.nn.positions import (
     Rotary,
     alibi_slopes,
@@ -74,6 +75,7 @@ __all__ = [
     "LayerNorm",
     "Layers",
     "Linear",
+    "LogitReduction",
     "RMSNorm",
     "Rotary",
     "StateAttention",
@@ -99,10 +101,10 @@ __all__ = [
     "map_logits",
     "normal",
     "options",
-    "output_logits",
     "positions_after_padding",
     "positions_from_mask",
     "positions_in_segments",
+    "reduced_logits",
     "relative_position_bias",
     "resize_grid",
     "rope_parameters",
@@ -112,4 +114,5 @@ __all__ = [
     "uniform",
     "visible",
     "visible_across",
+    "vocabulary_logits",
 ]

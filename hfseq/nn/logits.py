@@ -9,22 +9,20 @@ after the other.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hfseq.nn import context
+from hfseq.nn.heads import reduced_logits
 
 #: Maximum number of logits of a chunk per shard of the batch: 64 MiB in float32.
 CHUNK_LOGITS = 2**24
-
-_deferred: contextvars.ContextVar[bool] = contextvars.ContextVar("hfseq_deferred", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,28 +55,11 @@ class DeferredLogits:
             return self.head(hidden_states)
 
 
-@contextlib.contextmanager
-def defer_logits() -> Iterator[None]:
+def defer_logits() -> contextlib.AbstractContextManager[None]:
     """Makes models return :class:`DeferredLogits` within a `with` block, if they support it."""
-    token = _deferred.set(True)
-    try:
-        yield
-    finally:
-        _deferred.reset(token)
-
-
-def output_logits(head: Callable[[jax.Array], jax.Array], hidden_states: jax.Array) -> Any:
-    """Returns the logits of a model, or :class:`DeferredLogits` inside :func:`defer_logits`.
-
-    Model files call this function in place of their output head.
-
-    Args:
-        head: The output head. It must not change the state of the module.
-        hidden_states: Its input, `(batch, length, hidden)`.
-    """
-    if _deferred.get():
-        return DeferredLogits(head, hidden_states, context.current_options())
-    return head(hidden_states)
+    return reduced_logits(
+        lambda head, hidden_states: DeferredLogits(head, hidden_states, context.current_options())
+    )
 
 
 def map_logits(

@@ -50,6 +50,9 @@ FSDP, TENSOR, SEQUENCE = AXES[1:]
 # The mesh axes that split the batch axis of inputs and activations.
 BATCH_AXES = ("data", "fsdp")
 
+# The entry of a parameter tree with the weights of sentence-transformers' modules.
+SENTENCE_MODULES = "sentence_modules"
+
 Rules = Sequence[tuple[str, str]]
 #: An `Entry` is the mesh axis or axes that split one dimension, or `None`. `Axes` has one `Entry`
 #: per dimension.
@@ -275,6 +278,8 @@ class Layout:
         name = trees.join(path)
         if any(part.startswith("lora_") for part in path[-2:]):
             return "replicated"  # adapters are small
+        if path[0] == SENTENCE_MODULES:
+            return "replicated"  # and so are the layers after an encoder
         return next((tactic for pattern, tactic in self.rules if pattern.search(name)), None)
 
     def specs(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, PartitionSpec]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import logging
 import math
@@ -21,7 +22,7 @@ import numpy as np
 
 from hfseq.data import tokenize
 from hfseq.data.arguments import DataArguments, TextArguments
-from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
+from hfseq.data.batches import Batches, LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, is_raw, load_splits
 from hfseq.errors import UsageError
 from hfseq.nn import trees
@@ -361,6 +362,8 @@ class Objective:
     auxiliary: Mapping[str, Auxiliary] = {}
     # Whether the auxiliary models are only used before training.
     precomputes_auxiliary: bool = False
+    # Whether a batch can contain rows of several datasets of a mixture (`--train_mixture`).
+    mixes_rows: ClassVar[bool] = True
 
     # Whether the model has an output head over the vocabulary. The count of FLOPs assumes that the
     # head runs at every position, unless `head_share` is overridden.
@@ -368,6 +371,8 @@ class Objective:
 
     arguments: TextArguments
     splits: Any = None
+    # Number of training steps of the run, which is set after the data is loaded.
+    total_steps: int = 0
 
     def __init__(
         self, arguments: TextArguments, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
@@ -488,6 +493,35 @@ class Objective:
         return make_text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
         )
+
+    def make_batches(self, rows: Rows, batch_size: int, seed: int) -> Batches:
+        """Returns the training batches of rows from :meth:`make_rows`.
+
+        Args:
+            rows: The rows.
+            batch_size: Rows per batch, over all processes.
+            seed: Seed of the order.
+        """
+        return Batches(rows, batch_size, seed)
+
+    def part(self, arguments: TextArguments) -> Objective:
+        """Returns the objective of another dataset of a mixture, with the same model.
+
+        Args:
+            arguments: The data flags of the dataset.
+        """
+        other = copy.copy(self)
+        other.arguments, other.splits = arguments, None
+        other.setup()
+        return other
+
+    def add_part(self, number: int, part: Objective) -> None:
+        """Adds a dataset of a mixture.
+
+        Args:
+            number: Number of the dataset, from 1. Dataset 0 is that of this objective.
+            part: Its objective.
+        """
 
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str

@@ -1,16 +1,16 @@
 """Knowledge distillation: the model also learns the predictions of a teacher (Hinton et al., 2015).
 
 `with_teacher` adds distillation to any objective whose loss calls the model once and whose model
-returns logits, or embeddings in the case of the objective "embedding".
+returns logits, and to the objective "embedding".
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import functools
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,14 @@ logger = logging.getLogger(__name__)
 TEACHER = "teacher"
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
 #: The inputs of models that contain token IDs.
-ID_INPUTS = ("input_ids", "decoder_input_ids")
+ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
 
 
 @functools.cache
 def with_teacher(objective: type[Objective]) -> type[Objective]:
     """Returns a subclass of an objective that also learns the predictions of ``--teacher``."""
-    return type(f"Distilled{objective.__name__}", (Distillation, objective), {})
+    part = EmbeddingDistillation if objective.name == "embedding" else Distillation
+    return type(f"Distilled{objective.__name__}", (part, objective), {})
 
 
 class Distillation(Objective):
@@ -56,19 +57,18 @@ class Distillation(Objective):
     positions with labels or, in masked language modeling, all tokens for the last two.
     """
 
+    #: The values of ``--distillation_loss`` that this class supports. The first is the default.
+    distillation_losses: ClassVar[tuple[str, ...]] = (*DIVERGENCES, "mse")
+
     def setup(self) -> None:
         """Compares the vocabularies of teacher and student."""
         super().setup()
         data, kind = self.arguments, type(self)
-        self.compares_vectors = self.name == "embedding"
-        self.distillation_loss = data.distillation_loss or (
-            "cosine" if self.compares_vectors else "forward_kl"
-        )
-        vector_losses = ("cosine", "margin_mse")
-        if self.distillation_loss in vector_losses and not self.compares_vectors:
+        self.distillation_loss = data.distillation_loss or self.distillation_losses[0]
+        if self.distillation_loss not in self.distillation_losses:
             raise UsageError(
-                f"--distillation_loss {self.distillation_loss} is for embeddings: use "
-                f"{', '.join(DIVERGENCES)} or mse for the objective '{self.name}'"
+                f"--distillation_loss {self.distillation_loss}: the objective '{self.name}' "
+                f"supports {', '.join(self.distillation_losses)}"
             )
         self.sums = (*kind.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
         if data.hidden_state_weight:
@@ -153,8 +153,7 @@ class Distillation(Objective):
         data, keywords = self.arguments, {}
         if data.hidden_state_weight:
             keywords["output_hidden_states"] = True
-        deferring = contextlib.nullcontext() if self.compares_vectors else nn.defer_logits()
-        with base.record_forward(**keywords) as calls, deferring:
+        with base.record_forward(**keywords) as calls, nn.defer_logits():
             task_loss, count, outputs = super().loss(model, params, batch, rngs, train, extra)
         if len(calls) != 1:
             raise UsageError(
@@ -170,9 +169,6 @@ class Distillation(Objective):
         if self.compares_all_tokens:
             step = batch["step_totals"]
             scale = step["labels"] / jnp.maximum(step["compared"], 1)
-        elif values.ndim > 1 or "divisor" in outputs:
-            # The labels may be counted differently, for example per row.
-            scale = jnp.ones(())
         distilled = jnp.where(mask, values, 0.0).sum()
         total = data.task_weight * task_loss + data.distillation_weight * scale * distilled
         totals = dict(outputs.get("totals", {}))
@@ -200,11 +196,7 @@ class Distillation(Objective):
         inputs = dict(zip(names, call.inputs, strict=False)) | call.keyword_inputs
         if "pixel_values" in inspect_names(teacher):
             inputs = dict(zip(("pixel_values",), call.inputs, strict=False)) | call.keyword_inputs
-        if self.teacher_ids is not None:
-            table = jnp.asarray(self.teacher_ids)
-            for name in ID_INPUTS:
-                if inputs.get(name) is not None:
-                    inputs[name] = table[inputs[name]]
+        inputs = self._map_ids(inputs)
         inputs = {
             name: value
             for name, value in inputs.items()
@@ -215,12 +207,20 @@ class Distillation(Objective):
         output = teacher(params=batch["auxiliary"][TEACHER], train=False, **inputs)
         return output
 
+    def _map_ids(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the student's token IDs by those of the teacher."""
+        if self.teacher_ids is None:
+            return dict(inputs)
+        table = jnp.asarray(self.teacher_ids)
+        return {
+            name: table[value] if name in ID_INPUTS and value is not None else value
+            for name, value in inputs.items()
+        }
+
     def _compare(
         self, call: ForwardCall, teacher_output: Any, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the distillation loss of each position, and which positions count."""
-        if self.compares_vectors:
-            return self._compare_vectors(call, teacher_output, batch)
         student, teacher = (
             getattr(output, "logits", None) for output in (call.output, teacher_output)
         )
@@ -287,50 +287,6 @@ class Distillation(Objective):
         mean = jnp.where(real, distance, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
         return mean, mask
 
-    def _compare_vectors(
-        self, call: ForwardCall, teacher_output: Any, batch: Batch
-    ) -> tuple[jax.Array, jax.Array]:
-        """Compares the embeddings of all texts of each row."""
-        rows, sides, width = batch["input_ids"].shape
-        mask = batch["attention_mask"].reshape(-1, width)
-        objective: Any = self
-        teacher = self.auxiliary[TEACHER].model
-        configs = (objective.sentence_config, teacher.sentence_config or objective.sentence_config)
-        own, other = (
-            config(output.last_hidden_state, mask).reshape(rows, sides, -1)
-            for config, output in zip(configs, (call.output, teacher_output), strict=True)
-        )
-        other = jax.lax.stop_gradient(other)
-        name = self.distillation_loss
-        if name in ("cosine", "mse") and own.shape != other.shape:
-            raise UsageError(
-                f"--distillation_loss {name}: the embeddings of the teacher have "
-                f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
-                "margin_mse or forward_kl, which compare similarities"
-            )
-        if name == "margin_mse":
-            if sides < 3:
-                raise UsageError(
-                    "--distillation_loss margin_mse requires negatives: add a column 'negative'"
-                )
-            return margin_squared_error(own, other), batch["valid"]
-        if name == "cosine":
-            return cosine_distance(own, other).mean(-1), batch["valid"]
-        if name == "mse":
-            return squared_error(own, other).mean(-1), batch["valid"]
-
-        def scores(vectors: jax.Array) -> jax.Array:
-            unit = l2_normalize(vectors)
-            candidates = unit[:, 1:].reshape(-1, unit.shape[-1])
-            similarities = objective.arguments.scale * (unit[:, 0] @ candidates.T)
-            return jnp.where(jnp.repeat(batch["valid"], sides - 1)[None], similarities, -1e9)
-
-        data = self.arguments
-        values = divergence(
-            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
-        )
-        return values, batch["valid"]
-
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns the metrics of the objective for the labels, and those of the distillation.
 
@@ -347,6 +303,94 @@ class Distillation(Objective):
             metrics["hidden_state_distance"] = totals["hidden_state_distance"] / distilled
             total += data.hidden_state_weight * metrics["hidden_state_distance"]
         return metrics | {"total_loss": total}
+
+
+class EmbeddingDistillation(Distillation):
+    """Compares the embeddings of the model with those of the teacher.
+
+    Each distillation loss is a mean over the rows of the batch.
+    """
+
+    distillation_losses = ("cosine", "mse", "margin_mse", *DIVERGENCES)
+
+    def setup(self) -> None:
+        """Also rejects the comparison of hidden states."""
+        super().setup()
+        if self.arguments.hidden_state_weight:
+            raise UsageError(
+                "--hidden_state_weight is for models with logits: the objective 'embedding' "
+                "compares embeddings. Drop the flag"
+            )
+
+    def loss(self, *args: Any, **kwargs: Any) -> Loss:
+        """Returns the loss of the objective, to which :meth:`add_terms` adds the distillation."""
+        objective: Any = super(Distillation, self)
+        return objective.loss(*args, **kwargs)
+
+    def add_terms(
+        self, result: Any, vectors: Any, batch: Batch, train: bool, totals: dict[str, jax.Array]
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Returns the weighted sum of both losses, and the totals of both."""
+        objective: Any = super()
+        task_loss, totals = objective.add_terms(result, vectors, batch, train, totals)
+        values, valid = self._compare_vectors(vectors, self._teacher_vectors(batch), batch)
+        distilled = jnp.where(valid, values, 0.0).sum()
+        fixed = {
+            "loss": task_loss,
+            "distillation": distilled,
+            "distilled": valid.sum(),
+            "task_loss": task_loss,
+            "task_targets": result.count,
+        }
+        data = self.arguments
+        total = data.task_weight * task_loss + data.distillation_weight * distilled
+        return total, totals | jax.lax.stop_gradient(fixed)
+
+    def _teacher_vectors(self, batch: Batch) -> jax.Array:
+        """Returns the teacher's embeddings, `(rows, texts, features)`."""
+        teacher = self.auxiliary[TEACHER].model
+        objective: Any = copy.copy(self)
+        if teacher.sentence_config is not None:
+            objective.retrieval_config = teacher.sentence_config
+        params = batch["auxiliary"][TEACHER]
+        inputs = self._map_ids(batch)
+        vectors, _ = objective.encode(teacher, params, inputs, None, False, None)
+        return jax.lax.stop_gradient(vectors)
+
+    def _compare_vectors(
+        self, own: jax.Array, other: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the distillation loss of each row, and which rows count."""
+        name, texts = self.distillation_loss, own.shape[1]
+        if name in ("cosine", "mse") and own.shape != other.shape:
+            raise UsageError(
+                f"--distillation_loss {name}: the embeddings of the teacher have "
+                f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
+                "margin_mse or forward_kl, which compare similarities"
+            )
+        if name == "margin_mse":
+            if texts < 3:
+                raise UsageError(
+                    "--distillation_loss margin_mse requires negatives: add a column 'negative'"
+                )
+            return margin_squared_error(own, other), batch["valid"]
+        if name == "cosine":
+            return cosine_distance(own, other).mean(-1), batch["valid"]
+        if name == "mse":
+            return squared_error(own, other).mean(-1), batch["valid"]
+        data = self.arguments
+        scale = 20.0 if data.scale is None else data.scale
+
+        def scores(vectors: jax.Array) -> jax.Array:
+            unit = l2_normalize(vectors)
+            candidates = unit[:, 1:].reshape(-1, unit.shape[-1])
+            similarities = scale * (unit[:, 0] @ candidates.T)
+            return jnp.where(jnp.repeat(batch["valid"], texts - 1)[None], similarities, -1e9)
+
+        values = divergence(
+            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
+        )
+        return values, batch["valid"]
 
 
 def inspect_names(model: FlaxPreTrainedModel) -> Mapping[str, Any]:

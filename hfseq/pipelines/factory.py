@@ -21,6 +21,7 @@ PIPELINES: dict[str, type[Pipeline]] = {
     "fill-mask": tasks.FillMask,
     "feature-extraction": tasks.FeatureExtraction,
     "sentence-similarity": tasks.SentenceSimilarity,
+    "text-ranking": tasks.TextRanking,
     "text-classification": tasks.TextClassification,
     "zero-shot-classification": tasks.ZeroShotClassification,
     "token-classification": tasks.TokenClassification,
@@ -243,6 +244,8 @@ def _load_model(
     auto_class = pipeline_class.auto_class()
     if pipeline_class is speech.SpeechRecognition and default_task_class(name).endswith("ForCTC"):
         auto_class = auto.FlaxAutoModelForCTC
+    if pipeline_class is tasks.TextRanking and "ForCausalLM" in default_task_class(name):
+        auto_class = auto.FlaxAutoModelForCausalLM  # scores pairs by the logits of two tokens
     return auto.load(auto_class, name, **loading)
 
 

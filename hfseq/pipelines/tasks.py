@@ -6,7 +6,7 @@ Return values have the format of Transformers 4, including tasks that version 5 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 
 from hfseq.data.question_answering import ContextWindows, make_windows
 from hfseq.errors import UsageError
+from hfseq.modeling.sentence import CrossEncoder, MultiVectorConfig, MultiVectorEncoder
 from hfseq.pipelines.base import (
     Answer,
     Options,
@@ -23,6 +24,9 @@ from hfseq.pipelines.base import (
     Row,
     input_text,
 )
+
+if TYPE_CHECKING:
+    from hfseq.modeling import FlaxPreTrainedModel
 
 #: Spellings of a mask for all tokenizers. The mask token of the tokenizer replaces them.
 MASKS = ("<mask>", "[MASK]")
@@ -179,11 +183,12 @@ def make_row(encoded: Any, number: int) -> list[Row]:
 
 
 class SentenceSimilarity(Pipeline):
-    """Returns the cosine similarity of a sentence and each of several others.
+    """Returns the similarity of a sentence and each of several others.
 
-    The input is ``{"source_sentence": …, "sentences": […]}``, as on the Hub. The embeddings are
-    those of :meth:`~hfseq.modeling.FlaxPreTrainedModel.encode`, whose options ``pooling``,
-    ``prompt`` and ``prompt_name`` are accepted.
+    The input is ``{"source_sentence": …, "sentences": […]}``, as on the Hub. Similarities of
+    bi-encoders are cosines. The embeddings are those of
+    :meth:`~hfseq.modeling.FlaxPreTrainedModel.encode`, whose options ``pooling``, ``prompt`` and
+    ``prompt_name`` are accepted. Multi-vector encoders compute MaxSim.
     """
 
     head = "Model"
@@ -199,6 +204,12 @@ class SentenceSimilarity(Pipeline):
     ) -> Iterator[Answer]:
         """See :meth:`hfseq.pipelines.base.Pipeline.stream`."""
         encode_options = {**(self.options if options is None else options)}
+        encode_options |= {"batch_size": batch_size or self.batch_size, "params": self.params}
+        config = self.model.sentence_config
+        encoder = None
+        if isinstance(config, MultiVectorConfig) and encode_options.get("pooling") is None:
+            encoder = MultiVectorEncoder(self.model, self.tokenizer, config)
+            encode_options.pop("pooling", None)
         for item in inputs:
             source, sentences = (
                 (item.get("source_sentence"), item.get("sentences"))
@@ -208,16 +219,69 @@ class SentenceSimilarity(Pipeline):
             texts = [source, *sentences] if isinstance(sentences, list | tuple) else []
             if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
                 yield Answer(error=f"it must be {self.input_description}, not {item!r:.60}")
-                continue
-            vectors = self.model.encode(
-                texts,
-                batch_size=batch_size or self.batch_size,
-                normalize_embeddings=True,
-                tokenizer=self.tokenizer,
-                params=self.params,
-                **encode_options,
+            elif encoder is not None:
+                queries = encoder.encode_query([source], **encode_options)
+                documents = encoder.encode_document(texts[1:], **encode_options)
+                yield Answer(encoder.similarity(queries, documents)[0].tolist())
+            else:
+                vectors = self.model.encode(
+                    texts, normalize_embeddings=True, tokenizer=self.tokenizer, **encode_options
+                )
+                yield Answer([float(score) for score in vectors[1:] @ vectors[0]])
+
+
+class TextRanking(Pipeline):
+    """Sorts texts by their relevance to a query, with a cross-encoder.
+
+    The input is ``{"query": …, "documents": […]}``. The answer is that of
+    :meth:`hfseq.CrossEncoder.rank`: a list of ``{"corpus_id": …, "score": …}`` in the order of
+    decreasing scores, with at most ``top_k`` entries, and with ``text`` if ``return_documents`` is
+    set. ``prompt`` and ``prompt_name`` precede the query.
+    """
+
+    head = "ForSequenceClassification"
+    input_description = 'a dictionary with "query" and "documents"'
+    defaults: ClassVar = {
+        "top_k": None,
+        "return_documents": False,
+        "prompt": None,
+        "prompt_name": None,
+    }
+
+    @classmethod
+    def check_head(cls, model: FlaxPreTrainedModel, name: str) -> None:
+        """Checks that the checkpoint has weights of a classifier, or is a causal language model."""
+        if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+            super().check_head(model, name)
+
+    def stream(
+        self,
+        inputs: Iterable[Any],
+        batch_size: int | None = None,
+        options: Options | None = None,
+        pause: float | None = None,
+    ) -> Iterator[Answer]:
+        """See :meth:`hfseq.pipelines.base.Pipeline.stream`."""
+        rank_options = {**(self.options if options is None else options)}
+        encoder = CrossEncoder.of(self.model, self.tokenizer)
+        for item in inputs:
+            query, documents = (
+                (item.get("query"), item.get("documents"))
+                if isinstance(item, Mapping)
+                else (None, None)
             )
-            yield Answer([float(score) for score in vectors[1:] @ vectors[0]])
+            texts = [query, *documents] if isinstance(documents, list | tuple) else []
+            if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+                yield Answer(error=f"it must be {self.input_description}, not {item!r:.60}")
+                continue
+            ranking = encoder.rank(
+                texts[0],
+                texts[1:],
+                batch_size=batch_size or self.batch_size,
+                params=self.params,
+                **rank_options,
+            )
+            yield Answer(ranking)
 
 
 class TextClassification(Pipeline):

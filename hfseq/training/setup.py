@@ -22,6 +22,7 @@ from hfseq import plugins
 from hfseq.checkpoints import config as config_files
 from hfseq.data.arguments import has_arrays
 from hfseq.data.batches import Batches, ContinuousBatches, WindowBatches
+from hfseq.data.samplers import MixedBatches, MixedRowBatches, MixedRows
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary, fit_vocabulary
 from hfseq.errors import CheckpointError, UsageError, first_line
@@ -412,8 +413,8 @@ def build_run(
             config = load_config(arguments, tokenizer, objective_class)
     model = build_model(arguments, config, objective_class.task_head(config))
     objective = objective_class(arguments.data, tokenizer, config)
+    objective.prepare(model)  # may add parameters
     layout = shard_model(model, mesh, training.sequence_parallel)
-    objective.prepare(model)
     auxiliary = plan_auxiliary(arguments, objective, model, mesh)
     objective.auxiliary = {name: plan.structure for name, plan in auxiliary.items()}
     if training.do_train:
@@ -440,6 +441,7 @@ def build_run(
             total_steps = max(1, round(len(data.train) * training.num_train_epochs))
         else:
             raise UsageError("--streaming requires --max_steps: the length of a stream is unknown")
+        objective.total_steps = total_steps
         schedule = make_schedule(training, total_steps, getattr(config, "hidden_size", None))
         factory = plugins.load().optimizers.get(training.optim)
         optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
@@ -894,6 +896,9 @@ def make_params(
         path: jax.device_put(layout.pad(path, leaf), shardings[path])
         for path, leaf in trees.flatten(loaded.split_collections(loaded.params)[0]).items()
     }
+    padded |= {
+        path: jax.device_put(value, shardings[path]) for path, value in model.module_weights.items()
+    }
     extra = jax.device_put(loaded.extra, replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
@@ -1114,7 +1119,14 @@ def _load_data(
         return Batches(rows_of(split, length), size, training.seed, shuffle=False)
 
     train: Batches | StreamingBatches | None = None
-    if training.do_train and data.streaming:
+    mixture = getattr(data, "mixture", ())
+    if mixture and windows is not None:
+        raise UsageError("--train_mixture does not support --update_length: drop one of them")
+    if training.do_train and mixture:
+        rows = rows_of("train", length)
+        train, parts = _mixed_batches(objective, data, rows, length, batch.rows, training.seed)
+        description["train"] = combine_statistics([description["train"], *parts])
+    elif training.do_train and data.streaming:
         logger.info("train: streaming the column '%s'", splits.text_column)
         train = StreamingBatches(
             splits["train"],
@@ -1129,7 +1141,7 @@ def _load_data(
             append_eos=getattr(data, "append_eos", False),
         )
     elif training.do_train and windows is None:
-        train = Batches(rows_of("train", length), batch.rows, training.seed)
+        train = objective.make_batches(rows_of("train", length), batch.rows, training.seed)
     elif training.do_train and windows:
         if windows.streams:  # each row consists of one window
             train = ContinuousBatches(rows_of("train", windows.length), batch.rows, training.seed)
@@ -1154,6 +1166,61 @@ def _load_data(
     return RunData(train, evaluation, test, length, description)
 
 
+def _mixed_batches(
+    objective: Objective, data: Any, rows: Any, length: int, batch_rows: int, seed: int
+) -> tuple[Batches, list[dict[str, Any]]]:
+    """Returns the batches of a mixture, and the statistics of all datasets after the first.
+
+    Args:
+        objective: The objective, which is also that of the first dataset.
+        data: The data flags.
+        rows: The rows of the first dataset.
+        length: Tokens of text per row.
+        batch_rows: Rows per batch, over all processes.
+        seed: The random seed.
+    """
+    objectives, all_rows, statistics = [objective], [rows], []
+    for number, (arguments, _) in enumerate(data.mixture):
+        if not number:
+            continue
+        part = objective.part(arguments)
+        splits: Any = part.load_splits(plugins.load())
+        part_rows, part_statistics = part.make_rows(splits, "train", length)
+        objective.add_part(number, part)
+        objectives.append(part)
+        all_rows.append(part_rows)
+        statistics.append(part_statistics)
+    weights = [weight for _, weight in data.mixture]
+    strategy = data.multi_dataset_batch_sampler
+    batches: Batches
+    if objective.mixes_rows:
+        batches = MixedRowBatches(MixedRows(all_rows), batch_rows, strategy, weights, seed)
+        names: Any = "rows"
+    else:
+        parts = [
+            part.make_batches(part_rows, batch_rows, seed)
+            for part, part_rows in zip(objectives, all_rows, strict=True)
+        ]
+        batches, names = MixedBatches(parts, strategy, weights, seed), "batches"
+    logger.info(
+        "mixture of %d datasets (%s): %s %s per epoch",
+        *(len(weights), strategy, ", ".join(map(str, batches.counts)), names),
+    )
+    return batches, statistics
+
+
+def combine_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds up the numbers in statistics of several datasets."""
+    combined = dict(parts[0])
+    for part in parts[1:]:
+        for name, value in part.items():
+            is_number = isinstance(value, int | float) and isinstance(
+                combined.get(name), int | float
+            )
+            combined[name] = combined[name] + value if is_number else combined.get(name, value)
+    return combined
+
+
 def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None:
     """Records the values that determine the order of the data.
 
@@ -1163,8 +1230,10 @@ def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None
     counts = data.description.get("train", {})
     values: dict[str, Any] = {"--seed": arguments.training.seed, "row length": data.length}
     values |= {name: value for name, value in counts.items() if isinstance(value, int | str)}
-    values["source"] = arguments.data.dataset_name or ", ".join(
-        Path(name).name for name in arguments.data.train_file or ()
+    parts = [part for part, _ in getattr(arguments.data, "mixture", ())] or [arguments.data]
+    values["source"] = ", ".join(
+        part.dataset_name or ", ".join(Path(name).name for name in part.train_file or ())
+        for part in parts
     )
     previous = progress.data or {}
     differences = [

@@ -266,6 +266,69 @@ Train a pretrained encoder, with embeddings that can be truncated (Matryoshka):
     hfseq train embedding --output_dir my-vectors --train_file pairs.jsonl \
         --model_name_or_path answerdotai/ModernBERT-base --pooling mean --max_seq_length 256 \
         --matryoshka_dims 768,256,64 --per_device_train_batch_size 256 --dtype bfloat16
+
+Use other losses for other data, for example pairs with scores such as {"a": "…", "b": "…",
+"score": 0.8}, and encode a large batch in chunks that fit into memory (GradCache):
+
+    hfseq train embedding --output_dir my-vectors --train_file scored.jsonl --loss cosent \
+        --model_name_or_path sentence-transformers/all-MiniLM-L6-v2
+
+    hfseq train embedding --output_dir my-vectors --train_file pairs.jsonl \
+        --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 \
+        --per_device_train_batch_size 4096 --mini_batch_size 64 --batch_sampler no_duplicates
+""",
+    "cross_encoder": r"""
+Train a cross-encoder (reranker), which scores pairs of a query and a document.
+
+The data are lines such as {"query": "how old is the law", "document": "The law was made in 1814.",
+"label": 1}. Labels are numbers from 0 to 1:
+
+    hfseq train cross_encoder --output_dir my-reranker --train_file labeled.jsonl \
+        --validation_file dev.jsonl --model_name_or_path answerdotai/ModernBERT-base \
+        --per_device_train_batch_size 64 --num_train_epochs 1 --learning_rate 2e-5
+
+Train on lists of documents per query, such as {"query": "…", "documents": ["…", "…"], "labels":
+[1, 0]}:
+
+    hfseq train cross_encoder --output_dir my-reranker --train_file lists.jsonl \
+        --loss lambda_loss --model_name_or_path answerdotai/ModernBERT-base
+
+Train on pairs of related texts. The negatives are documents of other examples:
+
+    hfseq train cross_encoder --output_dir my-reranker --train_file pairs.jsonl \
+        --loss multiple_negatives_ranking --batch_sampler no_duplicates \
+        --model_name_or_path answerdotai/ModernBERT-base
+""",
+    "sparse_encoder": r"""
+Train a sparse encoder (SPLADE), which assigns a weight to each vocabulary entry.
+
+The data are the same as those of `hfseq train embedding`:
+
+    hfseq train sparse_encoder --output_dir my-splade --train_file pairs.jsonl \
+        --validation_file dev.jsonl --model_name_or_path distilbert-base-uncased \
+        --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 2e-5
+
+Larger weights of the regularizers make the vectors sparser:
+
+    hfseq train sparse_encoder --output_dir my-splade --train_file pairs.jsonl \
+        --model_name_or_path distilbert-base-uncased --document_regularizer_weight 1e-3 \
+        --query_regularizer_weight 1e-3 --mini_batch_size 8
+""",
+    "multi_vector": r"""
+Train a multi-vector encoder (ColBERT), which compares the tokens of queries and documents.
+
+The data are the same as those of `hfseq train embedding`:
+
+    hfseq train multi_vector --output_dir my-colbert --train_file pairs.jsonl \
+        --validation_file dev.jsonl --model_name_or_path bert-base-uncased \
+        --query_prompt "[unused0] " --document_prompt "[unused1] " --query_length 32 \
+        --document_length 180 --per_device_train_batch_size 32 --learning_rate 1e-5
+
+Distill the scores of a reranker, from lines such as {"query": "…", "positive": "…", "negative":
+"…", "scores": [8.1, 2.3]}:
+
+    hfseq train multi_vector --output_dir my-colbert --train_file scored.jsonl \
+        --loss distill_kl_div --model_name_or_path bert-base-uncased
 """,
     "image_classification": r"""
 Train image classification on folders, tables of image files, or a dataset with images.

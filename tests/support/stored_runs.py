@@ -1,7 +1,7 @@
 """Stored training checkpoints: how they were written, and how they are restored and resumed.
 
 The files in `tests/training/stored` represent existing checkpoints of users, so they are not
-regenerated when the code changes. They were written by the code of commit 04f3c5a, each by an
+regenerated when the code changes. Most were written by the code of commit 04f3c5a, each by an
 uninterrupted run of a few steps on one device. The folder of a run contains:
 
 - `checkpoints/3`: The checkpoint of step 3, as the run has written it.
@@ -133,6 +133,22 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
         "train_file": f"{DATA}/texts.jsonl", "validation_file": None, "matryoshka_dims": "8,4",
         "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
+    "cross_encoder": ("cross_encoder", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 24,
+        "train_file": f"{DATA}/texts.jsonl", "validation_file": None,
+        "loss": "multiple_negatives_ranking", "batch_sampler": "no_duplicates",
+        "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
+    "sparse_encoder": ("sparse_encoder", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
+        "train_file": f"{DATA}/texts.jsonl", "validation_file": None, "mini_batch_size": 3,
+        "config_overrides": f"{_BERT},max_position_embeddings=24",
+    }),
+    "multi_vector": ("multi_vector", {
+        "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
+        "train_file": f"{DATA}/texts.jsonl", "validation_file": None, "embedding_size": 4,
+        "query_length": 12, "config_overrides": f"{_BERT},max_position_embeddings=24",
     }),
     "classification": ("classification", {
         "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,

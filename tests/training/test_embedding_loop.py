@@ -74,7 +74,7 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
     log_text = caplog.text
     assert "2 of 130 train examples" in log_text
     assert "train.jsonl, line 129: 'positive' must be a non-empty text, not ' '" in log_text
-    assert "line 130: 'negative' must be a non-empty text, not None" in log_text
+    assert "line 130: 'anchor' must be a non-empty text, not 1" in log_text
     assert loop.metrics["eval_accuracy_at_1"] > 0.8 < loop.metrics["eval_mrr_at_10"]
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]

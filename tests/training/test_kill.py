@@ -46,19 +46,22 @@ def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
 # Script, objective, extra flags, number of kills. Of a pair of numbers, the second is the number of
 # kills after which the run goes back to a random checkpoint.
 RUNS = {
-    "mlm": ("run_mlm_flax.py", "mlm", {}, (10, 5)),
+    "mlm": ("run_mlm_flax.py", "mlm", {}, (8, 5)),
     "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, (8, 3)),
     "streaming": ("run_mlm_flax.py", "mlm", {"streaming": True}, (6, 3)),
     "clm": ("run_clm_flax.py", "clm", {}, (8, 5)),
     "span_mlm": ("run_t5_mlm_flax.py", "span_mlm", {}, (8, 2)),
-    "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
+    "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 6),
     "translation": ("run_translation_flax.py", "translation", {}, (8, 2)),
     "sft": ("run_sft_flax.py", "mlm", {}, 4),
     "token_classification": ("run_ner_flax.py", "mlm", {}, 2),
     "question_answering": ("run_qa_flax.py", "mlm", {}, 2),
     "summarization": ("run_summarization_flax.py", "mlm", {}, 2),
     "embedding": ("run_embedding_flax.py", "mlm", {}, 2),
-    "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 8),
+    "cross_encoder": ("run_cross_encoder_flax.py", "mlm", {}, 2),
+    "sparse_encoder": ("run_sparse_encoder_flax.py", "mlm", {}, 2),
+    "multi_vector": ("run_multi_vector_flax.py", "mlm", {}, 2),
+    "classification": ("run_classification_flax.py", "mlm", {"train_file": "labelled"}, 6),
     "image_classification": ("run_image_classification_flax.py", "mlm", {}, 4),
     "image_text": ("run_clip_flax.py", "mlm", {}, 4),
     "image_to_text": ("run_image_captioning_flax.py", "mlm", {}, 4),
@@ -67,7 +70,10 @@ RUNS = {
     "speech_recognition": ("run_speech_recognition_flax.py", "mlm", {}, 4),
 }
 #: Objectives that use the data of the stored runs.
-OTHER_DATA = ("image", "speech", "wav2vec2", "ctc", "sft", "token", "question", "summ", "embed")
+OTHER_DATA = (
+    *("image", "speech", "wav2vec2", "ctc", "sft", "token", "question", "summ", "embed"),
+    *("cross", "sparse", "multi"),
+)
 
 
 @pytest.fixture

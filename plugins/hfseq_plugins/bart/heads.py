@@ -227,7 +227,7 @@ class ConditionalGeneration(ModelWithHead):
     def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the decoder and the head."""
         decoder_outputs = self.model.decode(*args, **kwargs)
-        logits = nn.output_logits(self.logits, decoder_outputs.last_hidden_state)
+        logits = nn.vocabulary_logits(self.logits, decoder_outputs.last_hidden_state)
         return head_output(
             out.FlaxCausalLMOutputWithCrossAttentions, decoder_outputs, logits=logits
         )
@@ -238,7 +238,7 @@ class ConditionalGeneration(ModelWithHead):
         Returns logits, `(batch, target_length, vocab_size)`.
         """
         output = self.model(*args, **kwargs)
-        logits = nn.output_logits(self.logits, output.last_hidden_state)
+        logits = nn.vocabulary_logits(self.logits, output.last_hidden_state)
         return head_output(out.FlaxSeq2SeqLMOutput, output, logits=logits)
 
 

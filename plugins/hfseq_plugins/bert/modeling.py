@@ -182,8 +182,10 @@ class MaskedLM(LanguageModel):
                 `masked_positions`.
         """
         outputs = self.encode(*args, **kwargs)
-        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
-        logits = nn.output_logits(lambda y: self.vocabulary_head(y, self.word_embeddings), x)
+        head, words = self.vocabulary_head, self.word_embeddings
+        logits = nn.vocabulary_logits(
+            lambda x: head(x, words), outputs.last_hidden_state, masked_positions
+        )
         return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -194,7 +196,7 @@ class CausalLM(LanguageModel):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         outputs = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=nn.output_logits(
+            logits=nn.vocabulary_logits(
                 lambda x: self.vocabulary_head(x, self.word_embeddings), outputs.last_hidden_state
             ),
             hidden_states=outputs.hidden_states,

@@ -249,12 +249,16 @@ class MaskedLM(ModelWithHead):
             Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
                 `masked_positions`.
         """
-        outputs, head = self.distilbert(*args, **kwargs), self.vocab_projector
-        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
-        x = self.vocab_layer_norm(self.act(self.vocab_transform(x)))
-        words = self.distilbert.embeddings.word_embeddings
-        logits = words.attend(x, head.bias[...]) if head.kernel is None else head(x)
+        outputs = self.distilbert(*args, **kwargs)
+        logits = nn.vocabulary_logits(self.logits, outputs.last_hidden_state, masked_positions)
         return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps hidden states, `(..., dim)`, to logits, `(..., vocab_size)`."""
+        x, head = self.vocab_layer_norm(self.act(self.vocab_transform(x))), self.vocab_projector
+        if head.kernel is not None:
+            return head(x)
+        return self.distilbert.embeddings.word_embeddings.attend(x, head.bias[...])
 
 
 class SequenceClassification(ModelWithHead):

@@ -165,7 +165,7 @@ class CausalLM(nnx.Module):
             return self.lm_head(x)
 
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=nn.output_logits(head, output.last_hidden_state),
+            logits=nn.vocabulary_logits(head, output.last_hidden_state),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )

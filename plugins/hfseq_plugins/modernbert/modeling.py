@@ -310,8 +310,10 @@ class MaskedLM(VocabularyProjection):
                 `masked_positions`.
         """
         outputs = self.model(*args, **kwargs)
-        x = self.head(nn.gather_positions(outputs.last_hidden_state, masked_positions))
-        return out.FlaxMaskedLMOutput(self.logits(x), outputs.hidden_states, outputs.attentions)
+        logits = nn.vocabulary_logits(
+            lambda x: self.logits(self.head(x)), outputs.last_hidden_state, masked_positions
+        )
+        return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class Classifier(nnx.Module):

@@ -105,7 +105,7 @@ class CausalLM(modernbert.VocabularyProjection):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=nn.output_logits(
+            logits=nn.vocabulary_logits(
                 lambda x: self.logits(self.lm_head(x)), output.last_hidden_state
             ),
             hidden_states=output.hidden_states,

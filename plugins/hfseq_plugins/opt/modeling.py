@@ -189,7 +189,7 @@ class CausalLM(nnx.Module):
         output = self.model(*args, **kwargs)
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=nn.output_logits(head, output.last_hidden_state),
+            logits=nn.vocabulary_logits(head, output.last_hidden_state),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )

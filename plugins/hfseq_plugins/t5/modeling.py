@@ -193,7 +193,7 @@ class ConditionalGeneration(EncoderDecoder):
         """Returns the decoder's output with logits instead of hidden states."""
         head = self.shared.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=nn.output_logits(head, decoded.last_hidden_state * self.scale),
+            logits=nn.vocabulary_logits(head, decoded.last_hidden_state * self.scale),
             hidden_states=decoded.hidden_states,
             attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,

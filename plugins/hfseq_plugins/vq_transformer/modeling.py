@@ -339,7 +339,7 @@ class CausalLM(nnx.Module):
     ) -> out.FlaxModelOutput:
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithPast(
-            logits=nn.output_logits(self.head, output.last_hidden_state),
+            logits=nn.vocabulary_logits(self.head, output.last_hidden_state),
             hidden_states=output.hidden_states,
             auxiliary_loss=output.auxiliary_loss,
         )

@@ -133,7 +133,7 @@ class CausalLM(nnx.Module):
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head  # type: ignore[union-attr]  # the decoder has its own embedding
-        logits = nn.output_logits(head, output.last_hidden_state)
+        logits = nn.vocabulary_logits(head, output.last_hidden_state)
         return heads.head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)
 
 

@@ -1,0 +1,353 @@
+"""Batches whose rows are selected by their content, and batches of several datasets.
+
+Like `hfseq.data.batches.Batches`, the batch of each step is a pure function of (seed, step). A
+resumed run therefore needs only the step number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from hfseq.data.batches import Batches, Rows, derive_key, permute
+from hfseq.errors import DataError, UsageError
+
+#: Epochs whose plans are kept. Batches are made ahead of time, so two epochs can be in use.
+KEPT_EPOCHS = 2
+
+
+class PlannedBatches(Batches):
+    """Base class of batches whose rows are planned for a whole epoch.
+
+    Args:
+        rows: The rows.
+        batch_size: Rows per batch.
+        seed: Seed of the order.
+        steps: Number of steps per epoch.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, steps: int):
+        super().__init__(rows, batch_size, seed)
+        self.steps = steps
+        self._plans: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def plan(self, epoch: int) -> Iterable[Sequence[int]]:
+        """Yields the rows of each batch of an epoch, at most ``batch_size`` per batch.
+
+        If there are more batches than steps, the others are not used.
+        """
+        raise NotImplementedError
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the indices of the rows of a step, and whether each row is valid."""
+        epoch, position = divmod(step, self.steps)
+        if epoch not in self._plans:
+            self._plans[epoch] = self._make_plan(epoch)
+            while len(self._plans) > KEPT_EPOCHS:
+                self._plans.popitem(last=False)
+        planned = self._plans[epoch][position]
+        valid = planned >= 0
+        # Rows that pad the batch repeat its first row.
+        return np.where(valid, planned, planned[0]), valid
+
+    def _make_plan(self, epoch: int) -> np.ndarray:
+        plan = np.full((self.steps, self.batch_size), -1, np.int64)
+        for batch, rows in zip(plan, self.plan(epoch), strict=False):
+            batch[: len(rows)] = rows
+        return plan
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Returns a permutation of the rows that depends on (seed, epoch)."""
+        key = derive_key("epoch", self.seed, epoch)
+        return permute(np.arange(len(self.rows)), len(self.rows), key)
+
+
+class NoDuplicatesBatches(PlannedBatches):
+    """Batches in which no value occurs twice, in any column.
+
+    This is sentence-transformers' sampler ``no_duplicates``. A row waits for a later batch while
+    one of its values is in the current batch. An anchor that equals the positive of another row
+    therefore waits, too. Batches that cannot be filled without duplicates come last, and rows that
+    are still waiting at the end of an epoch are not used in it.
+
+    Args:
+        rows: The rows.
+        values: A value for each text of each row, `(rows, texts)`. Equal values stand for equal
+            texts.
+        batch_size: Rows per batch.
+        seed: Seed of the order.
+
+    Raises:
+        DataError: There are no rows.
+    """
+
+    def __init__(self, rows: Rows, values: np.ndarray, batch_size: int, seed: int):
+        super().__init__(rows, batch_size, seed, -(-len(rows) // batch_size))
+        self.values = [frozenset(row) for row in values.tolist()]
+
+    def plan(self, epoch: int) -> Iterator[list[int]]:
+        """Yields the rows of each batch of an epoch."""
+        partial: list[list[int]] = []
+        remaining = deque(self.order(epoch).tolist())
+        while remaining:
+            batch: list[int] = []
+            waiting: list[int] = []
+            seen: set[Hashable] = set()
+            while remaining and len(batch) < self.batch_size:
+                row = remaining.popleft()
+                if self.values[row].isdisjoint(seen):
+                    batch.append(row)
+                    seen |= self.values[row]
+                else:
+                    waiting.append(row)
+            remaining.extendleft(reversed(waiting))
+            if len(batch) == self.batch_size:
+                yield batch
+            else:
+                partial.append(batch)
+        yield from partial
+
+
+class GroupByLabelBatches(PlannedBatches):
+    """Batches with several labels and at least two rows of each, for losses on triplets.
+
+    This is sentence-transformers' sampler ``group_by_label``. The labels take turns in a random
+    order, with two rows each, until only one label is left. Its other rows, and labels with a
+    single row, are not used in the epoch.
+
+    Args:
+        rows: The rows.
+        labels: The label of each row, `(rows,)`.
+        batch_size: Rows per batch, an even number of at least 4.
+        seed: Seed of the order.
+
+    Raises:
+        UsageError: The batch size is odd or less than 4.
+        DataError: Fewer than two labels have two rows, or there are too few rows for a batch.
+    """
+
+    def __init__(self, rows: Rows, labels: np.ndarray, batch_size: int, seed: int):
+        if batch_size < 4 or batch_size % 2:
+            raise UsageError(
+                f"--batch_sampler group_by_label requires an even batch size of at least 4, not "
+                f"{batch_size}"
+            )
+        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        self.groups = [group for group in groups if len(group) >= 2]
+        if len(self.groups) < 2:
+            raise DataError(
+                "--batch_sampler group_by_label requires at least two labels with two examples "
+                f"each, but only {len(self.groups)} of {len(groups)} labels have two"
+            )
+        pairs = sorted((len(group) // 2 for group in self.groups), reverse=True)
+        usable = 2 * sum(min(count, pairs[1]) for count in pairs)
+        if usable < batch_size:
+            raise DataError(
+                f"--batch_sampler group_by_label can use {usable} examples, which do not fill a "
+                f"batch of {batch_size}: use a smaller batch size"
+            )
+        super().__init__(rows, batch_size, seed, usable // batch_size)
+
+    def plan(self, epoch: int) -> Iterator[list[int]]:
+        """Yields the rows of each batch of an epoch."""
+        queues = []
+        for number, group in enumerate(self.groups):
+            key = derive_key("group", self.seed, epoch, number)
+            order = group[permute(np.arange(len(group)), len(group), key)].tolist()
+            queues.append(deque(order[: len(order) // 2 * 2]))
+        remaining, batch, last, turn = list(range(len(queues))), list[int](), None, 0
+        while len(remaining) >= 2:
+            key = derive_key("turn", self.seed, epoch, turn)
+            order = permute(np.arange(len(remaining)), len(remaining), key)
+            remaining, turn = [remaining[i] for i in order.tolist()], turn + 1
+            if batch and remaining[0] == last:
+                # Otherwise, four rows of the same label would follow each other.
+                remaining[:2] = reversed(remaining[:2])
+            for number in remaining:
+                batch += [queues[number].popleft(), queues[number].popleft()]
+                if len(batch) == self.batch_size:
+                    yield batch
+                    batch = []
+            last = remaining[-1]
+            remaining = [number for number in remaining if queues[number]]
+
+
+Strategy = Literal["proportional", "round_robin", "weighted"]
+
+
+def counts_per_epoch(
+    sizes: Sequence[int], strategy: Strategy, weights: Sequence[float]
+) -> list[int]:
+    """Returns how often each dataset is used in an epoch of a mixture.
+
+    Args:
+        sizes: Size of each dataset.
+        strategy: "proportional" uses each dataset completely, "round_robin" all datasets equally
+            often until the smallest one is used up. "weighted" keeps the total of all sizes, and
+            divides it in proportion to the weights.
+        weights: The weights.
+    """
+    if strategy == "round_robin":
+        return [min(sizes)] * len(sizes)
+    if strategy == "proportional":
+        return list(sizes)
+    shares = np.asarray(weights, np.float64) / sum(weights) * sum(sizes)
+    # The largest remainders are rounded up, so that the total is exact.
+    counts = np.floor(shares).astype(np.int64)
+    for index in np.argsort(counts - shares, kind="stable")[: sum(sizes) - int(counts.sum())]:
+        counts[index] += 1
+    return counts.tolist()
+
+
+class MixedBatches(Batches):
+    """Batches of several datasets, each of which contains rows of one dataset only.
+
+    Losses that compare the rows of a batch then compare rows of the same dataset. The batches of
+    each dataset are used in order, from epoch to epoch of the mixture.
+
+    Args:
+        parts: The batches of each dataset, of the same size.
+        strategy: How often each dataset is used, see :func:`counts_per_epoch`.
+        weights: The weights of the datasets, for "weighted".
+        seed: Seed of the order of the datasets.
+    """
+
+    def __init__(
+        self, parts: Sequence[Batches], strategy: Strategy, weights: Sequence[float], seed: int
+    ):
+        self.parts, self.strategy, self.seed = parts, strategy, seed
+        self.rows, self.batch_size = parts[0].rows, parts[0].batch_size
+        self.counts = counts_per_epoch([len(part) for part in parts], strategy, weights)
+        self.steps = sum(self.counts)
+        self._turns: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+
+    def turn(self, step: int) -> tuple[int, int]:
+        """Returns the number of the dataset of a step, and the step of its own batches."""
+        epoch, position = divmod(step, self.steps)
+        if self.strategy == "round_robin":
+            return position % len(self.parts), step // len(self.parts)
+        if epoch not in self._turns:
+            self._turns[epoch] = self._make_turns(epoch)
+            while len(self._turns) > KEPT_EPOCHS:
+                self._turns.popitem(last=False)
+        datasets, ranks = self._turns[epoch]
+        dataset = int(datasets[position])
+        return dataset, epoch * self.counts[dataset] + int(ranks[position])
+
+    def _make_turns(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the dataset of each step of an epoch, and how often it was used before."""
+        listed = np.repeat(np.arange(len(self.parts)), self.counts)
+        order = permute(np.arange(self.steps), self.steps, derive_key("mix", self.seed, epoch))
+        datasets, ranks = listed[order], np.empty(self.steps, np.int64)
+        for dataset, count in enumerate(self.counts):
+            ranks[datasets == dataset] = np.arange(count)
+        return datasets, ranks
+
+    def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns some rows of a step's batch. "dataset" is the number of the dataset."""
+        dataset, own_step = self.turn(step)
+        rows = self.parts[dataset].fetch(own_step, part)
+        return rows | {"dataset": np.full(len(part), dataset, np.int32)}
+
+
+class MixedRows:
+    """The rows of several datasets as one sequence, for batches that mix datasets.
+
+    Args:
+        parts: The rows of each dataset.
+    """
+
+    def __init__(self, parts: Sequence[Rows]):
+        self.parts = parts
+        self.offsets = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    @property
+    def max_runs(self) -> int | None:
+        """An upper bound of the number of segments per row, or `None` if it is unknown."""
+        bounds = [getattr(part, "max_runs", None) for part in self.parts]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known) if len(known) == len(bounds) else None
+
+    def _split(self, indices: np.ndarray) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+        """Yields each dataset, the places of its rows among the indices, and its own indices."""
+        indices = np.asarray(indices, np.int64)
+        dataset = np.searchsorted(self.offsets, indices, side="right") - 1
+        for number, part in enumerate(self.parts):
+            places = np.flatnonzero(dataset == number)
+            if len(places):
+                yield part, places, indices[places] - self.offsets[number]
+
+    def width(self, indices: np.ndarray) -> int:
+        """Returns the largest width that a dataset needs for its rows."""
+        return max(part.width(own) for part, _, own in self._split(indices))
+
+    def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
+        """Returns the arrays that all datasets have, padded to ``width`` tokens."""
+        width = width or self.width(indices)
+        fetched = [(places, part.fetch(own, width)) for part, places, own in self._split(indices)]
+        names = set.intersection(*(set(arrays) for _, arrays in fetched)) if fetched else set()
+        result = {}
+        for name in sorted(names):
+            first = fetched[0][1][name]
+            result[name] = np.empty((len(indices), *first.shape[1:]), first.dtype)
+            for places, arrays in fetched:
+                result[name][places] = arrays[name]
+        return result
+
+
+class MixedRowBatches(Batches):
+    """Batches in which each row is drawn from one of several datasets.
+
+    In an epoch, each dataset has a fixed number of rows (see :func:`counts_per_epoch`). If this
+    number is not the size of the dataset, the next epoch continues with its other rows, so that all
+    rows of a dataset are used equally often.
+
+    Args:
+        rows: The rows of all datasets.
+        batch_size: Rows per batch.
+        strategy: How often each dataset is used.
+        weights: The weights of the datasets, for "weighted".
+        seed: Seed of the order.
+    """
+
+    def __init__(
+        self,
+        rows: MixedRows,
+        batch_size: int,
+        strategy: Strategy,
+        weights: Sequence[float],
+        seed: int,
+    ):
+        super().__init__(rows, batch_size, seed)
+        self.mixed = rows
+        self.sizes = [len(part) for part in rows.parts]
+        self.counts = counts_per_epoch(self.sizes, strategy, weights)
+        self.total = sum(self.counts)
+        self.steps = -(-self.total // batch_size)
+
+    def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the indices of the rows of a step, and whether each row is valid."""
+        epoch, position = divmod(step, self.steps)
+        places = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
+        valid = places < self.total
+        places = permute(places % self.total, self.total, derive_key("mix", self.seed, epoch))
+        borders = np.cumsum([0, *self.counts])
+        dataset = np.searchsorted(borders, places, side="right") - 1
+        result = np.empty(self.batch_size, np.int64)
+        for number in np.unique(dataset).tolist():
+            own = dataset == number
+            draws = epoch * self.counts[number] + places[own] - borders[number]
+            rounds, ranks = np.divmod(draws, self.sizes[number])
+            rows = np.empty(len(draws), np.int64)
+            for round_number in np.unique(rounds).tolist():
+                here = rounds == round_number
+                key = derive_key("part", self.seed, number, round_number)
+                rows[here] = permute(ranks[here], self.sizes[number], key)
+            result[own] = rows + self.mixed.offsets[number]
+        return result, valid

@@ -1,0 +1,418 @@
+"""Sparse encoders (SPLADE): one weight per vocabulary entry and text.
+
+Formal et al., "SPLADE: Sparse lexical and expansion model for first stage ranking", 2021.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hfseq.errors import CheckpointError, UsageError
+from hfseq.modeling.sentence.config import Inputs, ModuleWeights, RetrievalConfig, Run, split_inputs
+from hfseq.modeling.sentence.directory import (
+    SETTINGS,
+    TRANSFORMERS,
+    Module,
+    SentenceDirectory,
+    modules_json,
+    write_json,
+)
+from hfseq.modeling.sentence.encoder import TextEncoder
+from hfseq.modeling.sentence.modules import write_module
+from hfseq.modeling.sentence.texts import TokenizedTexts, tokenize
+from hfseq.nn.heads import LogitReduction, reduced_logits
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from transformers import PreTrainedTokenizerBase
+
+STRATEGIES = ("max", "sum")
+ACTIVATIONS = ("relu", "log1p_relu")
+#: Folders of the modules of a model with a static query encoder.
+QUERY_FOLDER = "query_0_SparseStaticEmbedding"
+TRANSFORMER_FOLDER = "document_0_MLMTransformer"
+POOLING_FOLDER = "document_1_SpladePooling"
+
+
+@dataclass(frozen=True)
+class StaticQueryEncoder:
+    """Encodes queries without a model: each token has a fixed weight, such as its IDF.
+
+    Attributes:
+        weight: The weight of each vocabulary entry, `(vocab_size,)`.
+        tokenizer: The tokenizer of queries.
+        frozen: Whether training keeps the weights.
+    """
+
+    weight: np.ndarray
+    tokenizer: PreTrainedTokenizerBase
+    frozen: bool = False
+
+    @classmethod
+    def read(cls, directory: SentenceDirectory, module: Module) -> StaticQueryEncoder:
+        """Reads the encoder from a directory.
+
+        Raises:
+            CheckpointError: The weights are missing.
+        """
+        from transformers import AutoTokenizer
+
+        from hfseq.modeling import auto
+
+        tokenizer = auto.load(AutoTokenizer, directory.source, subfolder=module.folder)
+        settings, weights_path = module.settings, module.settings.get("path")
+        if weights_path is not None:
+            name = Path(str(weights_path)).name
+            path = directory.fetch(f"{module.folder}/{name}") or directory.fetch(name)
+            if path is None:
+                raise CheckpointError(f"'{directory.source}': {module.folder} has no {name}")
+            entries = json.loads(Path(path).read_text(encoding="utf-8"))
+            weight = np.zeros(len(tokenizer.get_vocab()), np.float32)
+            weight[tokenizer.convert_tokens_to_ids(list(entries))] = list(entries.values())
+        else:
+            path, tensors = directory.tensors(module.folder)
+            if "weight" not in tensors:
+                raise CheckpointError(f"{path} has no tensor 'weight'")
+            weight = np.asarray(tensors["weight"], np.float32)
+        return cls(weight, tokenizer, bool(settings.get("frozen")))
+
+    def __call__(
+        self, input_ids: jax.Array, mask: jax.Array, weight: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns the weights of the distinct tokens of each query, `(batch, vocab_size)`.
+
+        Args:
+            input_ids: Token IDs without special tokens, `(batch, tokens)`.
+            mask: Mask of the tokens.
+            weight: Weights to use instead of the encoder's own.
+        """
+        weight = jnp.asarray(self.weight) if weight is None else weight
+        rows = jnp.arange(len(input_ids))[:, None]
+        present = jnp.zeros((len(input_ids), len(weight)), weight.dtype)
+        return present.at[rows, input_ids].max((mask != 0).astype(weight.dtype)) * weight
+
+    def write(self, folder: Path) -> None:
+        """Writes the encoder and its tokenizer into ``folder``."""
+        write_module(folder, {"frozen": self.frozen}, {"weight": np.asarray(self.weight)})
+        self.tokenizer.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class SparseConfig(RetrievalConfig):
+    """Describes how the logits of a masked language model are converted to sparse vectors.
+
+    The attributes of :class:`RetrievalConfig` can be set by keyword.
+
+    Attributes:
+        pooling_strategy: "max" or "sum" over the tokens.
+        activation_function: "relu" for log(1 + relu(logit)), or "log1p_relu", which applies the
+            logarithm twice.
+        max_active_dims: Number of the largest weights that are kept by default.
+        query_encoder: A static encoder of queries, or `None` to encode queries as documents.
+    """
+
+    pooling_strategy: str = "max"
+    activation_function: str = "relu"
+    max_active_dims: int | None = None
+    query_encoder: StaticQueryEncoder | None = None
+
+    kind: ClassVar[str] = "SparseEncoder"
+    auto_class: ClassVar[str] = "ForMaskedLM"
+    default_similarity: ClassVar[str] = "dot"
+    similarities: ClassVar[tuple[str, ...]] = ("cosine", "dot")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("pooling_strategy", STRATEGIES), ("activation_function", ACTIVATIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"unknown {name} {value!r} (known: {', '.join(known)})")
+
+    @classmethod
+    def from_directory(cls, directory: SentenceDirectory) -> SparseConfig:
+        """Returns the settings in a directory that contains a sparse encoder."""
+        supported = ("Transformer", "MLMTransformer", "SpladePooling", "Router")
+        values: dict[str, Any] = cls.shared_values(directory)
+        modules = list(directory.modules)
+        for module in modules:
+            if module.class_name not in (*TRANSFORMERS, "SpladePooling", "Dropout"):
+                raise directory.unsupported(module, (*supported, "SparseStaticEmbedding"))
+        poolings = [module for module in modules if module.class_name == "SpladePooling"]
+        if modules[0].class_name not in TRANSFORMERS or len(poolings) != 1:
+            raise CheckpointError(
+                f"'{directory.source}': a sparse encoder requires a transformer and one "
+                "SpladePooling module"
+            )
+        settings = poolings[0].settings
+        values |= {
+            name: settings[name]
+            for name in ("pooling_strategy", "activation_function")
+            if name in settings
+        }
+        values["max_active_dims"] = directory.settings.get("max_active_dims")
+        query = directory.query_modules
+        if query is not None:
+            if len(query) != 1 or query[0].class_name != "SparseStaticEmbedding":
+                names = ", ".join(module.class_name for module in query)
+                raise CheckpointError(
+                    f"the query route of '{directory.source}' has the unsupported modules {names} "
+                    "(supported: SparseStaticEmbedding)"
+                )
+            values["query_encoder"] = StaticQueryEncoder.read(directory, query[0])
+        return cls(**values)
+
+    def write(self, folder: Path, model: Any) -> None:
+        """Writes the files in the format of sentence-transformers 5, which version 6 reads too.
+
+        A model with a static query encoder consists of two routes. Its transformer is in the
+        subfolder ``document_0_MLMTransformer``, where :class:`SparseEncoder` saves it.
+        """
+        module = "sparse_encoder.models."
+        pooling = {
+            "pooling_strategy": self.pooling_strategy,
+            "activation_function": self.activation_function,
+            "word_embedding_dimension": model.vocab_size(),
+        }
+        transformer = {"max_seq_length": self.max_seq_length, "do_lower_case": self.do_lower_case}
+        settings = self.written_settings()
+        if self.max_active_dims is not None:
+            settings["max_active_dims"] = self.max_active_dims
+        contents: dict[str, Any] = {SETTINGS: settings}
+        if self.query_encoder is None:
+            classes = [f"{module}MLMTransformer", f"{module}SpladePooling"]
+            contents |= {
+                "modules.json": modules_json(classes),
+                "sentence_bert_config.json": transformer,
+                "1_SpladePooling/config.json": pooling,
+            }
+            write_json(folder, contents)
+            return
+        folders = QUERY_FOLDER, TRANSFORMER_FOLDER, POOLING_FOLDER
+        contents |= {
+            "modules.json": modules_json(["models.Router"]),
+            "router_config.json": {
+                "types": {
+                    name: f"sentence_transformers.{module}{name.split('_', 2)[-1]}"
+                    for name in folders
+                },
+                "structure": {"query": [QUERY_FOLDER], "document": list(folders[1:])},
+                "parameters": {"default_route": "document", "allow_empty_key": True},
+            },
+            f"{TRANSFORMER_FOLDER}/sentence_bert_config.json": transformer,
+            f"{POOLING_FOLDER}/config.json": pooling,
+        }
+        write_json(folder, contents)
+        self.query_encoder.write(folder / QUERY_FOLDER)
+
+    @property
+    def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
+        """The weights of the static query encoder, unless they are frozen."""
+        encoder = self.query_encoder
+        return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
+
+    def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
+        """Returns these settings with other weights of the static query encoder."""
+        if self.query_encoder is None or "query" not in weights:
+            return self
+        return replace(self, query_encoder=replace(self.query_encoder, **weights["query"]))
+
+    def tokenize(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Sequence[Any],
+        *,
+        limit: int,
+        prompt: str = "",
+        task: str | None = None,
+    ) -> TokenizedTexts:
+        """Tokenizes texts. See :meth:`RetrievalConfig.tokenize`.
+
+        The tokens of a static query encoder do not include special tokens.
+        """
+        if task != "query" or self.query_encoder is None:
+            return tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
+        tokenizer = self.query_encoder.tokenizer
+        options: dict[str, Any] = {"add_special_tokens": False, "truncation": True}
+        limit = min(tokenizer.model_max_length, 1 << 20)
+        return TokenizedTexts(
+            tokenizer([prompt + text for text in texts], max_length=limit, **options)["input_ids"]
+            if len(texts)
+            else []
+        )
+
+    def activate(self, logits: jax.Array) -> jax.Array:
+        """Converts float32 logits to weights."""
+        weights = jnp.log1p(jax.nn.relu(logits))
+        return jnp.log1p(weights) if self.activation_function == "log1p_relu" else weights
+
+    def embed(
+        self,
+        run: Run,
+        inputs: Inputs,
+        weights: ModuleWeights | None = None,
+        task: str | None = None,
+    ) -> jax.Array:
+        """Computes the weights of a batch. See :meth:`RetrievalConfig.embed`.
+
+        The logits of all tokens are not stored, if the head of the model is applied with
+        :func:`hfseq.nn.vocabulary_logits`.
+        """
+        if task == "query" and self.query_encoder is not None:
+            weight = weights["query"]["weight"] if weights and "query" in weights else None
+            return self.query_encoder(inputs["input_ids"], inputs["attention_mask"], weight)
+        model_inputs, mask = split_inputs(inputs)
+        reduction = LogitReduction(mask, self.activate, self.pooling_strategy)
+        with reduced_logits(reduction):
+            logits = run(**model_inputs).logits
+        return reduction.reduce(logits, mask) if logits.ndim == 3 else logits
+
+
+class SparseEncoder(TextEncoder):
+    """A sparse encoder: a masked language model, its tokenizer and a :class:`SparseConfig`.
+
+    Example:
+        >>> model = hfseq.SparseEncoder.from_pretrained("naver/splade-v3-distilbert")
+        >>> vectors = model.encode_document(["The law was made in 1814."])
+        >>> model.decode(vectors[[0]], top_k=5)
+    """
+
+    config_class = SparseConfig
+    config: SparseConfig
+
+    @classmethod
+    def default_config(cls, config: Any) -> SparseConfig:
+        """Returns the settings of a masked language model without sentence-transformers' files."""
+        architectures = config.architectures or [""]
+        if not architectures[0].endswith("ForMaskedLM"):
+            raise CheckpointError(
+                f"a sparse encoder requires a masked language model, not {architectures[0]}"
+            )
+        return SparseConfig()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Saves the model, its tokenizer and the files that sentence-transformers reads."""
+        if self.config.query_encoder is None:
+            super().save_pretrained(folder)
+            return
+        model: Any = self.model
+        folder = Path(folder)
+        target = folder / TRANSFORMER_FOLDER
+        target.mkdir(parents=True, exist_ok=True)
+        model.sentence_config = None
+        try:
+            model.save_pretrained(target)
+        finally:
+            model.sentence_config = self.config
+        self.tokenizer.save_pretrained(target)
+        self.config.write(folder, model)
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        *,
+        convert_to_sparse_tensor: bool = True,
+        max_active_dims: int | None = None,
+        task: str | None = None,
+        params: Any = None,
+    ) -> csr_array | np.ndarray:
+        """Computes the sparse vectors of texts, as sentence-transformers does.
+
+        Args:
+            sentences: One text or several.
+            prompt_name: Name of a stored prompt to prepend to each text.
+            prompt: A prompt to prepend to each text.
+            batch_size: Maximum number of texts per batch.
+            show_progress_bar: Whether to show a progress bar.
+            convert_to_sparse_tensor: Whether to return a SciPy array instead of a dense array.
+            max_active_dims: Number of the largest weights to keep per text.
+            task: "query" selects the static query encoder, if the model has one.
+            params: Parameters to use instead of the model's own.
+
+        Returns:
+            Float32 weights, `(texts, vocab_size)`. For a single text, `(1, vocab_size)` or a dense
+            array `(vocab_size,)`.
+
+        Raises:
+            UsageError: An argument is not valid.
+        """
+        from scipy.sparse import csr_array, vstack
+
+        texts, is_single = self.as_list(sentences)
+        limit = self.config.max_active_dims if max_active_dims is None else max_active_dims
+        if limit is not None and limit < 1:
+            raise UsageError(f"max_active_dims must be at least 1, not {limit}")
+        tokens = self.tokenize(texts, self.config.find_prompt(prompt, prompt_name), task)
+        params = self.model.params if params is None else params
+
+        def compute(inputs: Any) -> csr_array:
+            vectors = np.array(self._embed(params, inputs, task=task))
+            return csr_array(vectors if limit is None else keep_largest(vectors, limit))
+
+        results = self.batches(tokens, batch_size, show_progress_bar, compute)
+        if not results:
+            vocab_size = self.model.vocab_size() or 0
+            empty = csr_array((0, vocab_size), dtype=np.float32)
+            return empty if convert_to_sparse_tensor else empty.toarray()
+        numbers = np.concatenate([part for part, _ in results])
+        stacked = vstack([rows[: len(part)] for part, rows in results], format="csr")
+        vectors = csr_array(stacked)[np.argsort(numbers)]
+        if convert_to_sparse_tensor:
+            return vectors
+        dense = vectors.toarray()
+        return dense[0] if is_single else dense
+
+    def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
+        """Returns the tokens and weights of sparse vectors, in the order of decreasing weights.
+
+        Args:
+            embeddings: Vectors, `(texts, vocab_size)`.
+            top_k: Maximum number of tokens per text.
+        """
+        from scipy.sparse import csr_array
+
+        rows = csr_array(
+            np.atleast_2d(embeddings) if isinstance(embeddings, np.ndarray) else embeddings
+        )
+        decoded = []
+        for start, end in zip(rows.indptr[:-1], rows.indptr[1:], strict=True):
+            ids, values = rows.indices[start:end], rows.data[start:end]
+            order = np.argsort(-values, kind="stable")[:top_k]
+            tokens: Any = self.tokenizer.convert_ids_to_tokens(ids[order].tolist())
+            decoded.append(list(zip(tokens, values[order].tolist(), strict=True)))
+        return decoded
+
+    @staticmethod
+    def sparsity(embeddings: Any) -> dict[str, float]:
+        """Returns the mean number of nonzero weights per text, and the share of zero weights."""
+        from scipy.sparse import csr_array
+
+        rows = csr_array(
+            np.atleast_2d(embeddings) if isinstance(embeddings, np.ndarray) else embeddings
+        )
+        count, size = rows.shape
+        if not count or not size:
+            return {"active_dims": 0.0, "sparsity_ratio": 1.0}
+        active = rows.count_nonzero() / count
+        return {"active_dims": float(active), "sparsity_ratio": float(1 - active / size)}
+
+
+def keep_largest(vectors: np.ndarray, count: int) -> np.ndarray:
+    """Sets all but the largest ``count`` values of each row to 0, by their absolute values."""
+    if count >= vectors.shape[1]:
+        return vectors
+    indices = np.argpartition(-np.abs(vectors), count - 1, axis=1)[:, :count]
+    kept_values = np.zeros_like(vectors)
+    rows = np.arange(len(vectors))[:, None]
+    kept_values[rows, indices] = vectors[rows, indices]
+    return kept_values

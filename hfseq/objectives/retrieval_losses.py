@@ -1,0 +1,748 @@
+"""Losses on the vectors of texts, for bi-encoders, sparse encoders and late interaction.
+
+The losses have the formulas and defaults of the classes of sentence-transformers 6 with the same
+names. All of them are computed in float32. They are functions of vectors `(rows, texts, features)`:
+each row is an example, and its texts are in the order of the columns, for example anchor, positive
+and negatives. A boolean array ``valid``, `(rows,)`, marks the examples. All other rows only pad the
+batch: they do not count, are not compared with other rows, and receive no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from hfseq.data.batches import IGNORE_INDEX
+from hfseq.modeling.sentence.pooling import l2_normalize
+from hfseq.objectives.chunks import Sharded, map_chunks
+from hfseq.objectives.cross_entropy import cross_entropy
+
+Similarity = Literal["cosine", "dot"]
+Distance = Literal["euclidean", "cosine", "manhattan"]
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
+Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
+
+#: The directions of the symmetric loss (CLIP), and of the improved contrastive loss of GTE (Li et
+#: al., 2023).
+SYMMETRIC: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
+ALL_DIRECTIONS: tuple[Direction, ...] = (
+    "query_to_doc",
+    "query_to_query",
+    "doc_to_query",
+    "doc_to_doc",
+)
+#: A logarithm of zero that keeps gradients finite.
+LOG_ZERO = -1e30
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss as a sum and its divisor, so that sums over micro-batches and devices are exact.
+
+    Attributes:
+        total: The sum, float32. The loss is ``total / max(count, 1)``.
+        count: The number of terms.
+        correct: For losses that rank candidates: the number of anchors whose positive has the
+            largest score.
+    """
+
+    total: jax.Array
+    count: jax.Array
+    correct: jax.Array | None = None
+
+    @property
+    def mean(self) -> jax.Array:
+        """The loss."""
+        return self.total / jnp.maximum(self.count, 1)
+
+
+def per_batch(loss: jax.Array, valid: jax.Array) -> LossSum:
+    """Returns a loss of the whole batch, such as CoSENT, which counts once per example."""
+    count = valid.sum()
+    return LossSum(loss * count, count)
+
+
+def weighted_sum(values: jax.Array, valid: jax.Array) -> LossSum:
+    """Returns the mean of one value per row, `(rows,)`."""
+    return LossSum(jnp.where(valid, values, 0.0).sum(), valid.sum())
+
+
+# -- similarities and distances
+# ---------------------------------------------------------------------------------------
+
+
+def safe_sqrt(x: jax.Array) -> jax.Array:
+    """Returns the square root, with gradient 0 at 0."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
+def pairwise_similarity(a: jax.Array, b: jax.Array, similarity: Similarity) -> jax.Array:
+    """Returns the similarity of corresponding vectors over the last axis."""
+    if similarity == "cosine":
+        a, b = l2_normalize(a), l2_normalize(b)
+    return (a * b).sum(-1)
+
+
+def angle_similarity(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the similarity of AnglE (Li and Li, 2024) of corresponding vectors.
+
+    It is the absolute value of the cosine plus the sine of the angle between the vectors as complex
+    numbers. The halves of a vector are the real and the imaginary parts.
+    """
+    if a.shape[-1] % 2:
+        a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)]) for x in (a, b))
+    a, b = l2_normalize(a), l2_normalize(b)
+    (first_a, last_a), (first_b, last_b) = (jnp.split(x, 2, axis=-1) for x in (a, b))
+    return jnp.abs((a * b).sum(-1) + (last_a * first_b - first_a * last_b).sum(-1))
+
+
+def pairwise_distance(a: jax.Array, b: jax.Array, distance: Distance) -> jax.Array:
+    """Returns the distance of corresponding vectors over the last axis."""
+    if distance == "cosine":
+        return 1 - pairwise_similarity(a, b, "cosine")
+    if distance == "manhattan":
+        return jnp.abs(a - b).sum(-1)
+    return safe_sqrt(jnp.square(a - b).sum(-1))
+
+
+def distance_matrix(vectors: jax.Array, distance: Distance) -> jax.Array:
+    """Returns the distances between all vectors `(rows, features)`, `(rows, rows)`."""
+    if distance == "cosine":
+        vectors = l2_normalize(vectors)
+        return 1 - _matmul(vectors, vectors.T)
+    if distance == "manhattan":
+        return jnp.abs(vectors[:, None] - vectors[None]).sum(-1)
+    products = _matmul(vectors, vectors.T)
+    squares = jnp.diagonal(products)
+    return safe_sqrt(squares[None] - 2 * products + squares[:, None])
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+# -- ranking among the texts of the batch
+# ---------------------------------------------------------------------------------------
+
+
+def multiple_negatives_ranking(
+    vectors: jax.Array,
+    valid: jax.Array,
+    *,
+    scale: float = 20.0,
+    similarity: Similarity = "cosine",
+    directions: Sequence[Direction] = ("query_to_doc",),
+    partition_mode: Literal["joint", "per_direction"] = "joint",
+    hardness_mode: Hardness | None = None,
+    hardness_strength: float = 0.0,
+    chunk_rows: int | None = None,
+    sharded: Sharded | None = None,
+) -> LossSum:
+    """Compares each anchor with all positives and negatives of the batch (InfoNCE).
+
+    van den Oord et al. (2018), Henderson et al. (2017). Corresponds to
+    ``MultipleNegativesRankingLoss``, and to its cached and symmetric variants.
+
+    Args:
+        vectors: Vectors of anchor, positive and any negatives, `(rows, texts, features)`.
+        valid: Which rows are examples, `(rows,)`.
+        scale: Factor of the similarities (1 / temperature).
+        similarity: The similarity.
+        directions: The similarities that are candidates. "query_to_doc" is required.
+        partition_mode: Whether all directions have one softmax ("joint"), or the loss is the mean
+            over the directions ("per_direction").
+        hardness_mode: Negatives whose logits are increased.
+        hardness_strength: Factor of the similarity that is added to their logits as a constant.
+        chunk_rows: Anchors per device that are scored together. The scores are then recomputed in
+            the backward pass. Default: all.
+        sharded: How the rows are split over devices.
+    """
+    rows, texts, features = vectors.shape
+    if similarity == "cosine":
+        vectors = l2_normalize(vectors)
+    queries = vectors[:, 0]
+    # All positives, then all first negatives, and so on.
+    documents = vectors[:, 1:].swapaxes(0, 1).reshape(rows * (texts - 1), features)
+    document_valid = jnp.tile(valid, texts - 1)
+    row_of_document = jnp.tile(jnp.arange(rows), texts - 1)
+    is_positive = jnp.arange(rows * (texts - 1)) < rows
+
+    def chunk_losses(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        query, positive, number, is_valid = chunk
+        own = number[:, None] == row_of_document
+        own_query = number[:, None] == jnp.arange(rows)
+        scores: dict[str, jax.Array] = {}
+        for direction in dict.fromkeys(("query_to_doc", *directions)):
+            left = query if direction.startswith("query") else positive
+            is_document = direction.endswith("doc")
+            similarities = _matmul(left, (documents if is_document else queries).T)
+            logits = similarities * scale
+            if direction == "query_to_doc" and hardness_mode and hardness_strength:
+                harder = {
+                    "hard_negatives": own & ~is_positive,
+                    "in_batch_negatives": ~own,
+                    "all_negatives": ~own | ~is_positive,
+                }[hardness_mode]
+                penalty = hardness_strength * jax.lax.stop_gradient(similarities)
+                logits = logits + jnp.where(harder, penalty, 0.0)
+            hidden = ~(document_valid if is_document else valid)
+            if direction == "query_to_query":
+                hidden = hidden | own_query
+            elif direction == "doc_to_doc":
+                hidden = hidden | own
+            scores[direction] = jnp.where(hidden, -jnp.inf, logits)
+        labels = jnp.where(is_valid, number, IGNORE_INDEX)
+        total, _, correct = cross_entropy(scores["query_to_doc"], labels)
+        if len(scores) > 1 and partition_mode == "joint":
+            total = cross_entropy(jnp.concatenate([*scores.values()], 1), labels)[0]
+        elif len(scores) > 1:
+            # Each direction contains the positive pair in the same column.
+            totals = jnp.stack([cross_entropy(part, labels)[0] for part in scores.values()])
+            total = totals.mean()
+        return total[None], correct[None]
+
+    # A chunk without candidates of its own returns one sum.
+    arrays = (queries, vectors[:, 1], jnp.arange(rows), valid)
+    total, correct = map_chunks(chunk_losses, arrays, chunk_rows, sharded, sums=True)
+    return LossSum(total.sum(), valid.sum(), correct.sum())
+
+
+def in_batch_ranking(scores: jax.Array, valid: jax.Array, *, scale: float = 1.0) -> LossSum:
+    """Ranks the own positive of each query among all documents, from precomputed scores.
+
+    Args:
+        scores: Scores of each query with each document, `(rows, texts * rows)`. The documents are
+            all positives, then all first negatives, and so on.
+        valid: Which rows are examples, `(rows,)`.
+        scale: Factor of the scores.
+    """
+    rows = len(scores)
+    hidden = ~jnp.tile(valid, scores.shape[1] // rows)
+    labels = jnp.where(valid, jnp.arange(rows), IGNORE_INDEX)
+    logits = jnp.where(hidden, -jnp.inf, scores * scale)
+    total, count, correct = cross_entropy(logits, labels)
+    return LossSum(total, count, correct)
+
+
+def gist(
+    vectors: jax.Array,
+    guide: jax.Array,
+    valid: jax.Array,
+    *,
+    temperature: float = 0.01,
+    margin_strategy: Literal["absolute", "relative"] = "absolute",
+    margin: float = 0.0,
+    contrast_anchors: bool = True,
+    contrast_positives: bool = True,
+    chunk_rows: int | None = None,
+    sharded: Sharded | None = None,
+) -> LossSum:
+    """Ranks positives as InfoNCE, without the candidates that a guide model considers positives.
+
+    GISTEmbed (Solatorio, 2024). Corresponds to ``GISTEmbedLoss`` and ``CachedGISTEmbedLoss``.
+
+    Args:
+        vectors: Vectors of anchor, positive and at most one negative, `(rows, texts, features)`.
+        guide: Vectors of the guide for the same texts, `(rows, texts, guide features)`.
+        valid: Which rows are examples, `(rows,)`.
+        temperature: Divisor of the cosine similarities.
+        margin_strategy: Whether ``margin`` is a similarity, or a fraction of the similarity of the
+            positive.
+        margin: Candidates are left out if the guide's similarity exceeds that of the positive minus
+            the margin.
+        contrast_anchors: Whether other anchors are candidates.
+        contrast_positives: Whether the similarities of positives are candidates.
+        chunk_rows: Anchors per device that are scored together. Default: all.
+        sharded: How the rows are split over devices.
+    """
+    rows = len(vectors)
+    vectors, guide = l2_normalize(vectors), jax.lax.stop_gradient(l2_normalize(guide))
+    # The text on the left and the text on the right of each group of candidates.
+    groups = [(0, 1)] + [(0, 0)] * contrast_anchors + [(1, 1)] * contrast_positives
+    groups += [(0, 2)] * (vectors.shape[1] > 2)
+
+    def chunk_losses(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        own_vectors, own_guide, number, is_valid = chunk
+        threshold = (own_guide[:, 0] * own_guide[:, 1]).sum(-1, keepdims=True)
+        slack = margin if margin_strategy == "absolute" else jnp.abs(threshold) * margin
+        own = number[:, None] == jnp.arange(rows)
+        scores = []
+        for left, right in groups:
+            guide_scores = _matmul(own_guide[:, left], guide[:, right].T)
+            hidden = guide_scores > threshold - slack
+            if (left, right) == (0, 1):
+                hidden &= ~own
+            elif left == right:
+                # The similarity of a text with itself is 1, up to rounding.
+                hidden |= own & (1.0 > threshold - slack)
+            similarities = _matmul(own_vectors[:, left], vectors[:, right].T)
+            scores.append(jnp.where(hidden | ~valid, -jnp.inf, similarities))
+        labels = jnp.where(is_valid, number, IGNORE_INDEX)
+        total, _, correct = cross_entropy(jnp.concatenate(scores, 1) / temperature, labels)
+        return total[None], correct[None]
+
+    arrays = (vectors, guide, jnp.arange(rows), valid)
+    total, correct = map_chunks(chunk_losses, arrays, chunk_rows, sharded, sums=True)
+    return LossSum(total.sum(), valid.sum(), correct.sum())
+
+
+# -- pairs with scores or classes
+# ---------------------------------------------------------------------------------------
+
+
+def cosent(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    scale: float = 20.0,
+    angle: bool = False,
+) -> LossSum:
+    """Orders the similarities of all pairs of the batch like their labels (CoSENT, AnglE).
+
+    The loss is log(1 + Σ exp(scale (s_j − s_i))) over all i, j with label_i > label_j. It is
+    computed in O(n log n) with sorted labels. Corresponds to ``CoSENTLoss`` and ``AnglELoss``.
+
+    Args:
+        vectors: Vectors of both texts, `(rows, 2, features)`. With ``angle``, further texts are
+            negatives of the first, whose label is one minus the label.
+        labels: Similarities, `(rows,)`.
+        valid: Which rows are examples, `(rows,)`.
+        scale: Factor of the similarities.
+        angle: Whether to use the similarity of AnglE in place of the cosine.
+    """
+    rows, texts, _ = vectors.shape
+    count = valid.sum()
+    if angle:
+        scores = angle_similarity(vectors[:, :1], vectors[:, 1:]).T.reshape(-1)
+        labels = jnp.concatenate([labels, jnp.tile(1 - labels, texts - 2)])
+        valid = jnp.tile(valid, texts - 1)
+    else:
+        scores = pairwise_similarity(vectors[:, 0], vectors[:, 1], "cosine")
+    scores, labels = scores.astype(jnp.float32) * scale, labels.astype(jnp.float32)
+    order = jnp.argsort(labels)
+    labels, scores, valid = labels[order], scores[order], valid[order]
+    suffix = jax.lax.cumlogsumexp(jnp.where(valid, -scores, LOG_ZERO), reverse=True)
+    suffix = jnp.append(suffix, LOG_ZERO)
+    # The sum over the pairs with larger labels.
+    terms = scores + suffix[jnp.searchsorted(labels, labels, side="right")]
+    terms = jnp.where(valid, terms, LOG_ZERO)
+    loss = jax.nn.logsumexp(jnp.append(terms, 0.0))
+    return LossSum(loss * count, count)
+
+
+def cosine_similarity_loss(vectors: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
+    """Returns the squared error of the cosine of two texts, ``CosineSimilarityLoss``."""
+    cosines = pairwise_similarity(vectors[:, 0], vectors[:, 1], "cosine")
+    return weighted_sum(jnp.square(cosines - labels), valid)
+
+
+def contrastive(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 0.5,
+    distance: Distance = "cosine",
+) -> LossSum:
+    """Pulls pairs with label 1 together and pushes pairs with label 0 apart, ``ContrastiveLoss``.
+
+    Hadsell et al. (2006).
+
+    Args:
+        vectors: Vectors of both texts, `(rows, 2, features)`.
+        labels: 1 for similar texts, 0 for others, `(rows,)`.
+        valid: Which rows are examples, `(rows,)`.
+        margin: Distance beyond which pairs with label 0 have no loss.
+        distance: The distance.
+    """
+    distances = pairwise_distance(vectors[:, 0], vectors[:, 1], distance)
+    apart = jnp.square(jax.nn.relu(margin - distances))
+    return weighted_sum(0.5 * (labels * jnp.square(distances) + (1 - labels) * apart), valid)
+
+
+def online_contrastive(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 0.5,
+    distance: Distance = "cosine",
+) -> LossSum:
+    """Returns the contrastive loss of the hard pairs of a batch, ``OnlineContrastiveLoss``.
+
+    The hard pairs are those with label 0 that are nearer than the farthest pair with label 1, and
+    those with label 1 that are farther than the nearest pair with label 0. If a batch has only one
+    label, the mean distance replaces the missing one.
+
+    Args:
+        vectors: See :func:`contrastive`.
+        labels: See :func:`contrastive`.
+        valid: See :func:`contrastive`.
+        margin: See :func:`contrastive`.
+        distance: See :func:`contrastive`.
+    """
+    distances = pairwise_distance(vectors[:, 0], vectors[:, 1], distance)
+    fixed = jax.lax.stop_gradient(distances)
+    positive, negative = valid & (labels == 1), valid & (labels == 0)
+
+    def mean(selected: jax.Array) -> jax.Array:
+        return jnp.where(selected, fixed, 0.0).sum() / jnp.maximum(selected.sum(), 1)
+
+    farthest = jnp.where(positive, fixed, -jnp.inf).max()
+    nearest = jnp.where(negative, fixed, jnp.inf).min()
+    farthest = jnp.where(positive.any(), farthest, mean(negative))
+    nearest = jnp.where(negative.any(), nearest, mean(positive))
+    together = jnp.where(positive & (fixed > nearest), jnp.square(distances), 0.0)
+    apart = jnp.square(jax.nn.relu(margin - distances))
+    apart = jnp.where(negative & (fixed < farthest), apart, 0.0)
+    return per_batch((together + apart).sum(), valid)
+
+
+# -- triplets
+# ---------------------------------------------------------------------------------------
+
+
+def triplet(
+    vectors: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 5.0,
+    distance: Distance = "euclidean",
+) -> LossSum:
+    """Makes the positive nearer than the negative by a margin, ``TripletLoss``.
+
+    Args:
+        vectors: Vectors of anchor, positive and negative, `(rows, 3, features)`.
+        valid: Which rows are examples, `(rows,)`.
+        margin: The margin.
+        distance: The distance.
+    """
+    anchor, positive, negative = (vectors[:, text] for text in range(3))
+    difference = pairwise_distance(anchor, positive, distance)
+    difference -= pairwise_distance(anchor, negative, distance)
+    return weighted_sum(jax.nn.relu(difference + margin), valid)
+
+
+def batch_all_triplet(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 5.0,
+    distance: Distance = "euclidean",
+) -> LossSum:
+    """Returns the mean over all triplets of the batch with a positive loss.
+
+    Corresponds to ``BatchAllTripletLoss`` (Hermans et al., 2017).
+
+    Args:
+        vectors: Vectors of texts, `(rows, features)`.
+        labels: Class IDs, `(rows,)`.
+        valid: Which rows are examples, `(rows,)`.
+        margin: The margin.
+        distance: The distance.
+    """
+    distances = distance_matrix(vectors, distance)
+    positive, negative = _triplet_masks(labels, valid)
+
+    @jax.checkpoint
+    def anchor_losses(row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        distance, is_positive, is_negative = row
+        losses = jax.nn.relu(distance[:, None] - distance[None] + margin)
+        losses = jnp.where(is_positive[:, None] & is_negative[None], losses, 0.0)
+        return losses.sum(), (losses > 1e-16).sum()
+
+    totals, counts = jax.lax.map(anchor_losses, (distances, positive, negative))
+    return LossSum(totals.sum(), counts.sum())
+
+
+def batch_hard_triplet(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 5.0,
+    distance: Distance = "euclidean",
+) -> LossSum:
+    """Uses the farthest positive and the nearest negative of each anchor, ``BatchHardTripletLoss``.
+
+    Args:
+        vectors: See :func:`batch_all_triplet`.
+        labels: See :func:`batch_all_triplet`.
+        valid: See :func:`batch_all_triplet`.
+        margin: See :func:`batch_all_triplet`.
+        distance: See :func:`batch_all_triplet`.
+    """
+    distances = distance_matrix(vectors, distance)
+    positive, negative = _triplet_masks(labels, valid)
+    farthest = _largest(jnp.where(positive, distances, 0.0))
+    largest = _largest(jnp.where(valid, distances, -jnp.inf))
+    candidates = distances + jnp.where(negative, 0.0, largest[:, None])
+    nearest = -_largest(jnp.where(valid, -candidates, -jnp.inf))
+    return weighted_sum(jax.nn.relu(farthest - nearest + margin), valid)
+
+
+def batch_semi_hard_triplet(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    margin: float = 5.0,
+    distance: Distance = "euclidean",
+) -> LossSum:
+    """Uses the nearest negative that is farther than the positive, ``BatchSemiHardTripletLoss``.
+
+    If there is none, the farthest negative is used (Schroff et al., 2015).
+
+    Args:
+        vectors: See :func:`batch_all_triplet`.
+        labels: See :func:`batch_all_triplet`.
+        valid: See :func:`batch_all_triplet`.
+        margin: See :func:`batch_all_triplet`.
+        distance: See :func:`batch_all_triplet`.
+    """
+    distances = distance_matrix(vectors, distance)
+    positive, negative = _triplet_masks(labels, valid)
+    order = jnp.argsort(jnp.where(negative, distances, jnp.inf), axis=1)
+    ascending = jnp.take_along_axis(jnp.where(negative, distances, jnp.inf), order, axis=1)
+    search = functools.partial(jnp.searchsorted, side="right")
+    positions = jax.vmap(search)(*map(jax.lax.stop_gradient, (ascending, distances)))
+    num_negatives = negative.sum(1, keepdims=True)
+    outside = jnp.take_along_axis(distances, order, axis=1)
+    outside = jnp.take_along_axis(outside, jnp.minimum(positions, len(labels) - 1), axis=1)
+    inside = _largest(jnp.where(negative, distances, 0.0))[:, None]
+    chosen = jnp.where(positions < num_negatives, outside, inside)
+    losses = jnp.where(positive, jax.nn.relu(distances - chosen + margin), 0.0)
+    return LossSum(losses.sum(), positive.sum())
+
+
+def _triplet_masks(labels: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns which rows are positives and which are negatives of each row, `(rows, rows)`."""
+    both = valid[:, None] & valid[None]
+    equal = labels[:, None] == labels[None]
+    return both & equal & ~jnp.eye(len(labels), dtype=bool), both & ~equal
+
+
+def _largest(values: jax.Array) -> jax.Array:
+    """Returns the maximum of each row. Only the first of equal values has a gradient."""
+    return jnp.take_along_axis(values, values.argmax(1)[:, None], axis=1)[:, 0]
+
+
+# -- distillation
+# ---------------------------------------------------------------------------------------
+
+
+def teacher_margins(labels: jax.Array, negatives: int) -> jax.Array:
+    """Returns the margins between positive and negatives, `(rows, negatives)`.
+
+    Args:
+        labels: Margins `(rows,)` or `(rows, negatives)`, or scores of the positive and the
+            negatives, `(rows, negatives + 1)`.
+        negatives: Number of negatives.
+    """
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    return labels[:, :1] - labels[:, 1:] if labels.shape[1] == negatives + 1 else labels
+
+
+def margin_mse(scores: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
+    """Returns the squared error of the margins between positive and negatives, ``MarginMSELoss``.
+
+    Hofstätter et al. (2020).
+
+    Args:
+        scores: Scores of the positive and of the negatives, `(rows, negatives + 1)`.
+        labels: Margins or scores of a teacher, see :func:`teacher_margins`.
+        valid: Which rows are examples, `(rows,)`.
+    """
+    margins = scores[:, :1] - scores[:, 1:]
+    errors = jnp.square(margins - teacher_margins(labels, margins.shape[1]))
+    return weighted_sum(errors.mean(1), valid)
+
+
+def distill_kl_div(
+    scores: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    temperature: float = 1.0,
+    teacher_temperature: float | None = None,
+) -> LossSum:
+    """Returns the divergence of the distribution over documents from a teacher's.
+
+    Corresponds to ``DistillKLDivLoss`` (Lin et al., 2020).
+
+    Args:
+        scores: Scores of the documents of each query, `(rows, documents)`.
+        labels: Scores of the teacher, `(rows, documents)`.
+        valid: Which rows are examples, `(rows,)`.
+        temperature: Divisor of the scores, whose square multiplies the loss.
+        teacher_temperature: Divisor of the teacher's scores. Default: ``temperature``.
+    """
+    student = jax.nn.log_softmax(scores / temperature)
+    teacher = jax.nn.log_softmax(labels / (teacher_temperature or temperature))
+    divergence = (jnp.exp(teacher) * (teacher - student)).sum(1)
+    return weighted_sum(temperature**2 * divergence, valid)
+
+
+def embed_distill(
+    vectors: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array,
+    *,
+    metric: Literal["mse", "l2", "cosine"] = "cosine",
+) -> LossSum:
+    """Compares vectors with those of a teacher, ``EmbedDistillLoss`` and ``MSELoss``.
+
+    Args:
+        vectors: Vectors of texts, `(rows, texts, features)`.
+        labels: Vectors of the teacher, of the same shape, or `(rows, features)` for all texts.
+        valid: Which rows are examples, `(rows,)`.
+        metric: The distance. "mse" is the squared error averaged over features.
+    """
+    labels = labels[:, None] if labels.ndim == 2 else labels
+    if metric == "mse":
+        errors = jnp.square(vectors - labels).mean(-1)
+    elif metric == "l2":
+        errors = safe_sqrt(jnp.square(vectors - labels).sum(-1))
+    else:
+        errors = 1 - pairwise_similarity(vectors, labels, "cosine")
+    return weighted_sum(errors.mean(1), valid)
+
+
+# -- modifiers
+# ---------------------------------------------------------------------------------------
+
+
+def matryoshka(
+    loss: Callable[[jax.Array, Any], LossSum],
+    vectors: jax.Array,
+    labels: Any,
+    dims: Sequence[int],
+    weights: Sequence[float] | None = None,
+) -> LossSum:
+    """Sums a loss over the first dimensions of the vectors, ``MatryoshkaLoss``.
+
+    Kusupati et al. (2022).
+
+    Args:
+        loss: Returns the loss of vectors and labels.
+        vectors: Vectors, `(..., features)`.
+        labels: Labels. Vectors with the same number of features are truncated, too.
+        dims: The numbers of dimensions. The truncated vectors are normalized.
+        weights: Weight of each number of dimensions. Default: 1.
+    """
+    results = {}
+    for dim in dims:
+        is_vector = labels is not None and labels.ndim > 1 and labels.shape[-1] == vectors.shape[-1]
+        part = labels[..., :dim] if is_vector else labels
+        results[dim] = loss(l2_normalize(vectors[..., :dim]), part)
+    largest = results[max(dims)]
+    total = jnp.zeros(())
+    for dim, weight in zip(dims, weights or [1.0] * len(dims), strict=True):
+        result = results[dim]
+        # Losses whose divisor depends on the vectors get the divisor of the largest dimension.
+        ratio = jnp.maximum(largest.count, 1) / jnp.maximum(result.count, 1)
+        total += weight * result.total * ratio
+    return LossSum(total, largest.count, largest.correct)
+
+
+def flops(vectors: jax.Array, valid: jax.Array, threshold: int | None = None) -> jax.Array:
+    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (Paria et al., 2020).
+
+    The mean is taken over the whole batch, over all devices. Means per device would make the
+    vectors less sparse on more devices.
+
+    Args:
+        vectors: Sparse vectors, `(rows, texts, vocab_size)`.
+        valid: Which rows are examples, `(rows,)`.
+        threshold: Vectors with at most this number of nonzero weights count as zero.
+    """
+    weights = jnp.broadcast_to(valid[:, None, None], (*vectors.shape[:2], 1))
+    if threshold is not None:
+        weights = weights & ((vectors != 0).sum(-1, keepdims=True) > threshold)
+    divisor = jnp.maximum(valid.sum() * vectors.shape[1], 1)
+    return jnp.square(jnp.where(weights, vectors, 0.0).sum((0, 1)) / divisor).sum()
+
+
+# -- late interaction
+# ---------------------------------------------------------------------------------------
+
+#: Score of a document without visible tokens.
+EMPTY_SCORE = -1e9
+
+
+def maxsim(
+    queries: jax.Array,
+    documents: jax.Array,
+    query_mask: jax.Array,
+    document_mask: jax.Array,
+    *,
+    length_normalize: bool = False,
+) -> jax.Array:
+    """Returns the MaxSim score of each query with each document: Σ_i max_j q_i · d_j.
+
+    Documents are scored one after the other, and again in the backward pass, so that the memory is
+    that of one document with all queries.
+
+    Args:
+        queries: Token vectors, `(queries, query tokens, features)`.
+        documents: Token vectors, `(documents, document tokens, features)`.
+        query_mask: Which query tokens count, `(queries, query tokens)`.
+        document_mask: Which document tokens count, `(documents, document tokens)`.
+        length_normalize: Whether to divide by the number of query tokens.
+
+    Returns:
+        Scores, float32 `(queries, documents)`. The score of a document without tokens is -1e9.
+    """
+
+    @jax.checkpoint
+    def score(document: tuple[jax.Array, jax.Array]) -> jax.Array:
+        vectors, visible = document
+        return _maxsim(queries, vectors[None], query_mask, visible[None])
+
+    scores = jax.lax.map(score, (documents, document_mask)).T
+    return _normalize_length(scores, query_mask[:, None], length_normalize)
+
+
+def maxsim_pairwise(
+    queries: jax.Array,
+    documents: jax.Array,
+    query_mask: jax.Array,
+    document_mask: jax.Array,
+    *,
+    length_normalize: bool = False,
+) -> jax.Array:
+    """Returns the MaxSim score of each query with its own documents.
+
+    Args:
+        queries: Token vectors, `(queries, query tokens, features)`.
+        documents: Token vectors, `(queries, documents, document tokens, features)`.
+        query_mask: Which query tokens count, `(queries, query tokens)`.
+        document_mask: Which document tokens count, `(queries, documents, document tokens)`.
+        length_normalize: Whether to divide by the number of query tokens.
+
+    Returns:
+        Scores, float32 `(queries, documents)`.
+    """
+    scores = _maxsim(queries[:, None], documents, query_mask[:, None], document_mask)
+    return _normalize_length(scores, query_mask[:, None], length_normalize)
+
+
+def _maxsim(q: jax.Array, d: jax.Array, q_mask: jax.Array, d_mask: jax.Array) -> jax.Array:
+    products = _matmul(q, jnp.swapaxes(d, -1, -2))
+    lowest = jnp.finfo(products.dtype).min
+    hidden = (d_mask == 0)[..., None, :]
+    best = jnp.where(hidden, lowest, products).max(-1).astype(jnp.float32)
+    scores = jnp.where(q_mask != 0, best, 0.0).sum(-1)
+    return jnp.where((d_mask != 0).any(-1), scores, EMPTY_SCORE)
+
+
+def _normalize_length(scores: jax.Array, mask: jax.Array, normalize: bool) -> jax.Array:
+    return scores / jnp.maximum((mask != 0).sum(-1), 1) if normalize else scores
