@@ -495,7 +495,9 @@ def load_config(
                 "configuration: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
-        config = new_config(model_type, tokenizer, model.preset)
+        config = new_config(
+            model_type, tokenizer, model.preset, objective.auto_class if model.bridge else None
+        )
     else:
         raise UsageError("no model: add --model_name_or_path, --config_name or --model_type")
     overrides = config_files.parse_overrides(model.config_overrides)
@@ -515,7 +517,10 @@ def load_config(
 
 
 def new_config(
-    model_type: str, tokenizer: PreTrainedTokenizerBase, preset: str | None
+    model_type: str,
+    tokenizer: PreTrainedTokenizerBase,
+    preset: str | None,
+    bridged_task: str | None = None,
 ) -> PreTrainedConfig:
     """Creates a configuration with the vocabulary size and special tokens of the tokenizer.
 
@@ -523,8 +528,14 @@ def new_config(
         model_type: The architecture.
         tokenizer: The tokenizer or processor.
         preset: Name of a preset size of the architecture.
+        bridged_task: The task of a bridged model, or `None` for an architecture of hfseq.
     """
-    config_class = plugins.load().architectures.get(model_type).load_config()
+    loaded = plugins.load()
+    if bridged_task is None:
+        spec = loaded.architectures.get(model_type)
+    else:
+        spec = loaded.find_architecture(model_type, bridged_task, bridge=True)
+    config_class = spec.load_config()
     sizes = config_files.preset_values(config_class, preset, model_type)
     # The tokenizer takes precedence over the preset.
     values = dict(sizes)
@@ -623,13 +634,9 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         UsageError: The architecture has no class for the task, or the checkpoint requires other
             flags.
     """
-    spec = plugins.load().architectures.get(config.model_type)
-    if task not in spec.heads:
-        raise UsageError(
-            f"architecture '{config.model_type}' has no class {task} "
-            f"(available: {', '.join(spec.heads)})"
-        )
-    flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
+    flags, source = arguments.model, weights_source(arguments)
+    spec = plugins.load().find_architecture(config.model_type, task, flags.bridge)
+    head = spec.load_head(task)
     # Some options depend on the weights in the checkpoint, such as whether the head of T5 is tied.
     checkpoint_options = (
         head.read_checkpoint_options(source, config, **_hub_options(arguments)) if source else {}
