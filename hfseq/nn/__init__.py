@@ -10,6 +10,7 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
+from hfseq.nn.experts import ExpertRows, mix_experts
 from hfseq.nn.kv_cache import (
     CachedAttention,
     StateAttention,
@@ -67,6 +68,7 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embed",
+    "ExpertRows",
     "GroupNorm",
     "Implementation",
     "Keys",
@@ -94,6 +96,7 @@ __all__ = [
     "gather_positions",
     "height_and_width",
     "make_keys",
+    "mix_experts",
     "normal",
     "options",
     "positions_after_padding",
