@@ -123,10 +123,9 @@ class CachePlan:
 
 def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
     """Selects the cache of a model, from a trace of its forward pass with Transformers' cache."""
-    plan = getattr(structure, "cache_plan", None)
+    plan = structure.cache_plan
     if plan is None:
-        plan = _probe(structure, is_seq2seq)
-        structure.cache_plan = plan  # type: ignore[attr-defined]
+        plan = structure.cache_plan = _probe(structure, is_seq2seq)
         if plan.kind == "history":
             logger.warning(
                 "%s generates without a cache: each step runs the model on the whole sequence (%s)",

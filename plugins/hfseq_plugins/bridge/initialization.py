@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,12 +27,9 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
     Returns:
         The initial value of each parameter by its PyTorch name.
     """
-    shapes = {name: p.shape for name, p in structure.module.named_parameters()}
-    zeros = {name: jnp.zeros(tuple(shape)) for name, shape in shapes.items()}
+    shapes = {name: tuple(p.shape) for name, p in structure.module.named_parameters()}
     try:
-        values, _ = trace.call(
-            structure.module, zeros, {}, rng=nn.make_keys(key), function=_initialize
-        )
+        return _draw(structure, shapes)(key)
     except UnsupportedModel as error:
         scale = getattr(structure.module.config, "initializer_range", 0.02)
         logger.warning(
@@ -43,7 +41,19 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
             scale,
         )
         return _default_values(shapes, scale, key)
-    return values
+
+
+def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Returns the compiled initialization, which all models with the structure share."""
+    if structure.initialize is None:
+
+        def draw(key: jax.Array) -> dict[str, jax.Array]:
+            zeros = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+            keys = nn.make_keys(key)
+            return trace.call(structure.module, zeros, {}, rng=keys, function=_initialize)[0]
+
+        structure.initialize = jax.jit(draw)
+    return structure.initialize
 
 
 def _initialize(module: Any) -> dict[str, Any]:
@@ -53,13 +63,15 @@ def _initialize(module: Any) -> dict[str, Any]:
     return dict(module.named_parameters())
 
 
-def _default_values(shapes: Any, scale: float, key: jax.Array) -> dict[str, jax.Array]:
+def _default_values(
+    shapes: Mapping[str, tuple[int, ...]], scale: float, key: jax.Array
+) -> dict[str, jax.Array]:
     values = {}
     for number, (name, shape) in enumerate(shapes.items()):
         if len(shape) > 1:
-            noise = jax.random.normal(jax.random.fold_in(key, number), tuple(shape))
+            noise = jax.random.normal(jax.random.fold_in(key, number), shape)
             values[name] = scale * noise
         else:
             is_norm = name.endswith("norm.weight")
-            values[name] = jnp.full(tuple(shape), float(is_norm))
+            values[name] = jnp.full(shape, float(is_norm))
     return values

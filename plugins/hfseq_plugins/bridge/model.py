@@ -23,9 +23,8 @@ from jax.typing import DTypeLike
 from transformers import PreTrainedConfig
 
 from hfseq import nn
-from hfseq.checkpoints import weights
 from hfseq.errors import UsageError
-from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
+from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel, WeightMap
 from hfseq.modeling.seq2seq import FlaxSeq2SeqPreTrainedModel
 from hfseq.nn import Keys, outputs, trees
 from hfseq.nn.context import current_options
@@ -320,7 +319,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
                 flat[path] = value.T if path[-1] == "kernel" else value
         return trees.unflatten(flat), extra
 
-    def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> weights.WeightMap:
+    def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> WeightMap:
         derived = [name.replace(".", r"\.") for name in self.derived_weights()]
         return BridgedWeightMap(
             shapes,
@@ -359,6 +358,16 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
         """Returns the maximum length, without positions that the model reserves for padding."""
         length = super().max_length()
         return length - self.structure.first_position() if isinstance(length, int) else length
+
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Returns the channels, height and width of images, or `None` for any size."""
+        try:
+            return super().image_shape()
+        except (TypeError, ValueError):  # the configuration describes the size in another way
+            return None
+
+    def _check_images(self, images: Any) -> None:
+        """PyTorch's code checks the shapes of images, which may be flattened patches or videos."""
 
     def has_input(self, name: str) -> bool:
         """Returns whether the PyTorch class has an argument with this name."""

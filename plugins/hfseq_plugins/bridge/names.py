@@ -16,13 +16,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
+    PrefixChange,
     WeightConverter,
     WeightRenaming,
     apply_converters,
     apply_renamings,
 )
 
-from hfseq.checkpoints.weights import Index, JoinedTensor, Tensor, WeightMap
+from hfseq.modeling import JoinedTensor, Tensor, WeightMap
 from hfseq.nn.trees import Path
 
 
@@ -41,7 +42,8 @@ class FileNames:
         self._reverse = [
             transform.reverse_transform()
             for transform in reversed(transforms)
-            if isinstance(transform, WeightRenaming)
+            # Like PyTorch for a new model, hfseq does not add prefixes that modules lack.
+            if isinstance(transform, WeightRenaming) and not isinstance(transform, PrefixChange)
         ]
         legacy = get_model_conversion_mapping(module, add_legacy=True)
         self._renamings = [t for t in legacy if isinstance(t, WeightRenaming)]
@@ -131,7 +133,7 @@ def _split(tensor: Tensor, joined: JoinedTensor) -> dict[str, Tensor]:
             columns = slice(position * size, (position + 1) * size)
             inner = (*[slice(None)] * joined.axis, columns)
 
-            def read(index: Index, inner: Any = inner, number: int = number) -> np.ndarray:
+            def read(index: Any, inner: Any = inner, number: int = number) -> np.ndarray:
                 lead = (slice(number, number + 1),) if stacked else ()
                 values = tensor.read((*lead, *inner))
                 return (values[0] if stacked else values)[index]

@@ -23,7 +23,6 @@ from flax import nnx
 from transformers.pytorch_utils import Conv1D
 
 from hfseq import nn
-from hfseq.checkpoints.weights import TORCH_LEAF_NAMES
 from hfseq.nn.trees import Path
 from hfseq_plugins.bridge import modules
 from hfseq_plugins.bridge.names import FileNames
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["linear", "conv1d", "embedding", "table", "layer_norm", "plain"]
 
+#: Path components that stand for other names in the weight maps of hfseq.
+_RESERVED_LEAVES = ("kernel", "scale", "embedding", "mean", "var")
 #: Last path component of a parameter of a mirrored layer, by the name in PyTorch.
 _LAYER_LEAVES = {
     "linear": {"weight": "kernel"},
@@ -93,6 +94,11 @@ class Structure:
         constants: The values of stored integer buffers by PyTorch name. They are not variables.
     """
 
+    #: The compiled initialization (hfseq_plugins.bridge.initialization).
+    initialize: Any = None
+    #: The cache of generation (hfseq_plugins.bridge.generation).
+    cache_plan: Any = None
+
     def __init__(self, config: PreTrainedConfig, class_name: str):
         self.module = modules.build(config, class_name)
         self.layers: list[Layer] = []
@@ -130,7 +136,11 @@ class Structure:
         stored = set(self.module.state_dict(keep_vars=True))
         values = {n: v for n, v in modules.buffers(self.module).items() if n in stored}
         self.statistics = {n: v for n, v in values.items() if np.issubdtype(v.dtype, np.floating)}
-        self.constants = {n: v for n, v in values.items() if n not in self.statistics}
+        self.constants = {
+            name: np.asarray(buffer.numpy())
+            for name, buffer in self.module.named_buffers()
+            if name in values and name not in self.statistics
+        }
         self.buffer_paths = {
             name: (*_path(name.rpartition(".")[0]), _plain_leaf(name.rpartition(".")[2]))
             for name in self.statistics
@@ -223,7 +233,7 @@ def _plain_leaf(name: str) -> str:
 
     The names that have a meaning in weight maps (`kernel`, `scale`, ...) get a suffix.
     """
-    return f"{name}_" if name in TORCH_LEAF_NAMES or name.startswith("lora_") else name
+    return f"{name}_" if name in _RESERVED_LEAVES or name.startswith("lora_") else name
 
 
 def _path(name: str) -> Path:
