@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hfseq.errors import HfseqError
 from hfseq_plugins.bridge import random
 from hfseq_plugins.bridge.dtypes import JAX_DTYPES
+from hfseq_plugins.bridge.gradients import without_gradient
 from hfseq_plugins.bridge.operators import OPERATORS, Operator
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, Node, from_array, from_constant
@@ -62,6 +63,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args, kwargs = _wrap(args), _wrap(kwargs)
     if is_random:
         return _finish(func, args, kwargs, random.draw(func, args, kwargs))
+    if func in _BATCH_NORMS:
+        return _batch_norm(func, args, kwargs)
     if func.is_view:
         return _view(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
@@ -86,6 +89,23 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator=str(func),
         solution="docs/bridge.md explains how to add an operator",
     )
+
+
+_BATCH_NORMS = (torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit.default)
+
+
+def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs batch normalization and writes the running statistics.
+
+    PyTorch's schema does not say that the operator writes to them.
+    """
+    operator = _find(func)
+    assert operator is not None
+    results = _call(operator, func, args, kwargs)
+    if len(results) > 3 and args[3] is not None:
+        args[3].node.write(results[3])
+        args[4].node.write(results[4])
+    return tuple(from_array(result) for result in results[:3])
 
 
 def value_needed(name: str) -> UnsupportedModel:
@@ -252,7 +272,7 @@ def _finish(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: A
     """Wraps the results of an operator, or writes them if the operator works in place."""
     if not torch.is_grad_enabled():
         results = jax.tree.map(
-            lambda x: jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x, results
+            lambda x: without_gradient(x) if isinstance(x, jax.Array) else x, results
         )
     if func._schema.is_mutable:
         return _write(func, args, kwargs, results)
@@ -353,7 +373,7 @@ def _as_view(
     if not torch.is_grad_enabled():
         apply = node.apply
         assert apply is not None
-        node.apply = lambda array: jax.lax.stop_gradient(apply(array))
+        node.apply = lambda array: without_gradient(apply(array))
     shape, strides = tuple(metadata.shape), metadata.stride()
     view = JaxTensor(node, shape, metadata.dtype, strides, metadata.storage_offset())
     description = getattr(args[0], "visible", None)
