@@ -307,6 +307,7 @@ def build_run(
     objective = objective_class(arguments.data, tokenizer, config)
     layout = shard_model(model, mesh, training.sequence_parallel)
     objective.prepare(model)
+    check_packing(arguments, objective, model)
     if training.do_train:
         _record_collections(model, progress, training.output_dir)
     batch = plan_batch(arguments, objective, model, mesh, progress)
@@ -703,6 +704,26 @@ def base_model_of(source: str | None, hub: Mapping[str, Any]) -> tuple[Any, dict
     This is the base model if `source` is an adapter. Otherwise, it is `source` itself.
     """
     return lora.find_base(source, hub)[1:] if source else (source, dict(hub))
+
+
+def check_packing(
+    arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel
+) -> None:
+    """Checks that a bridged model can separate the documents in packed rows.
+
+    Raises:
+        UsageError: Rows are packed, but tokens would attend to other documents.
+    """
+    data: Any = arguments.data
+    packs = getattr(objective, "packing", getattr(data, "line_by_line", True) is False)
+    separates = model.accepts("segment_ids") or getattr(objective, "cross_documents", True)
+    if arguments.model.bridge and packs and not separates:
+        raise UsageError(
+            f"--bridge: rows contain several documents, which {model.torch_class_name()} cannot "
+            "separate, because not all of its layers use Transformers' attention masks and "
+            "position_ids. Add --line_by_line for one document per row, or --cross_documents to "
+            "treat a row as one document"
+        )
 
 
 def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -26,7 +27,7 @@ def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
 
     Raises:
         UsageError: Transformers has no such model type, the model type has no head for the task, or
-            PyTorch is not installed in a tested version.
+            the bridge is not tested with the installed version of PyTorch.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -43,7 +44,7 @@ def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
             f"Transformers has no PyTorch class {task} for the model type '{model_type}'. The "
             f"bridge supports these tasks of it: {', '.join(heads) or 'none'}"
         )
-    require_torch()
+    check_torch_version()
     return {
         "config": f"transformers:{CONFIG_MAPPING_NAMES[model_type]}",
         "heads": {name: f"{CLASSES}:Flax{class_name}" for name, class_name in heads.items()},
@@ -53,8 +54,8 @@ def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
 
 def torch_heads(model_type: str) -> dict[str, str]:
     """Returns the name of the PyTorch class of a model type for each task that it supports."""
-    from transformers.models.auto import modeling_auto
-
+    # The package `transformers.models.auto` hides this module where PyTorch is not installed.
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     heads = {}
     for name, auto_class in vars(modeling_auto).items():
         # A mapping of class names. Its values are imported on use, which would need PyTorch.
@@ -67,13 +68,13 @@ def torch_heads(model_type: str) -> dict[str, str]:
     return heads
 
 
-def require_torch() -> None:
-    """Raises a UsageError if PyTorch is not installed, or not in a tested version."""
+def check_torch_version() -> None:
+    """Raises a UsageError if an untested version of PyTorch is installed.
+
+    Without PyTorch, the bridge runs exported programs.
+    """
     if importlib.util.find_spec("torch") is None:
-        raise UsageError(
-            "the bridge runs the PyTorch code of Transformers, but torch is not installed: pip "
-            "install 'hfseq[bridge]', or load programs that `hfseq bridge export` wrote"
-        )
+        return
     version = importlib.metadata.version("torch")
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     lowest, limit = TORCH_VERSIONS

@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ from flax import nnx
 from transformers.pytorch_utils import Conv1D
 
 from hfseq import nn
+from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.nn.trees import Path
 from hfseq_plugins.bridge import modules
 from hfseq_plugins.bridge.names import FileNames
@@ -100,7 +102,19 @@ class Structure:
     cache_plan: Any = None
 
     def __init__(self, config: PreTrainedConfig, class_name: str):
-        self.module = modules.build(config, class_name)
+        try:
+            self.module = modules.build(config, class_name)
+        except HfseqError:
+            raise
+        except ImportError as error:
+            package = re.search(r"requires? the (\w+) library", str(error))
+            remedy = f": pip install {package[1]}" if package else f" ({first_line(error)})"
+            raise UsageError(f"{class_name} needs a package that is not installed{remedy}") from error
+        except Exception as error:
+            raise UsageError(
+                f"PyTorch's {class_name} cannot be built with this configuration: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
         self.layers: list[Layer] = []
         self.names: dict[Path, str] = {}
         self.aliases: dict[str, str] = {}
