@@ -23,21 +23,13 @@ from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel, JoinedTensor, WeightMap
 from hfseq.nn import Keys, outputs, trees
 from hfseq.nn.context import current_options
+from hfseq_plugins.bridge.variables import BridgeBuffer, Holder
 
 FOLDER, INDEX, FORMAT = "bridge", "index.json", 1
 #: Where the cache of generation is attached to a module.
 CACHE = "exported_cache"
 
 
-class Holder(nnx.Module):
-    """Variables and submodules by their names in PyTorch."""
-
-
-class BridgeBuffer(nnx.Variable):
-    """A tensor that PyTorch's model stores in checkpoints but does not train."""
-
-
-nnx.register_variable_name("buffers", BridgeBuffer, overwrite=True)
 _COLLECTIONS = {"batch_stats": nnx.BatchStat, "buffers": BridgeBuffer}
 
 

@@ -36,7 +36,8 @@ from hfseq.modeling.seq2seq import Seq2SeqGeneration
 from hfseq.nn import outputs
 from hfseq_plugins.bridge import trace
 from hfseq_plugins.bridge.refusals import UnsupportedModel
-from hfseq_plugins.bridge.structure import Holder, Structure
+from hfseq_plugins.bridge.structure import Structure
+from hfseq_plugins.bridge.variables import Holder
 
 if TYPE_CHECKING:
     from hfseq_plugins.bridge.model import BridgedModule, FlaxBridgedPreTrainedModel

@@ -39,14 +39,8 @@ from hfseq_plugins.bridge.generation import (
 from hfseq_plugins.bridge.initialization import initial_values
 from hfseq_plugins.bridge.layout import sharding_rules
 from hfseq_plugins.bridge.names import BridgedWeightMap
-from hfseq_plugins.bridge.structure import (
-    BridgeBuffer,
-    Holder,
-    Structure,
-    forward_signature,
-    new_layer,
-    structure_of,
-)
+from hfseq_plugins.bridge.structure import Structure, forward_signature, new_layer, structure_of
+from hfseq_plugins.bridge.variables import BridgeBuffer, Holder
 
 logger = logging.getLogger("hfseq")
 

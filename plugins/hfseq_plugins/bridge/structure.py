@@ -28,6 +28,7 @@ from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.nn.trees import Path
 from hfseq_plugins.bridge import modules
 from hfseq_plugins.bridge.names import FileNames
+from hfseq_plugins.bridge.variables import Holder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,20 +45,6 @@ _LAYER_LEAVES = {
     "table": {"weight": "embedding"},
     "layer_norm": {"weight": "scale"},
 }
-
-
-class BridgeBuffer(nnx.Variable):
-    """A tensor that PyTorch's model stores in checkpoints but does not train.
-
-    Running statistics of batch normalization are `nnx.BatchStat` instead.
-    """
-
-
-nnx.register_variable_name("buffers", BridgeBuffer)
-
-
-class Holder(nnx.Module):
-    """A module of PyTorch that has no counterpart in hfseq, with its parameters and submodules."""
 
 
 @dataclasses.dataclass(frozen=True)
