@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import hfseq
 from hfseq.errors import HfseqError, UsageError, WeightsError
@@ -151,6 +151,10 @@ def test_checkpoints_with_other_shapes_and_quantized_ones_are_refused(tmp_path):
         AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
     quantized = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     path.write_text(json.dumps(config | {"quantization_config": quantized}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    tensors[name] = tensors[name].astype(np.int8)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(HfseqError, match="quantiz"):
         AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
 

@@ -274,7 +274,8 @@ def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any
     if f"{prefix}position_ids" in inputs:
         complete[f"{prefix}position_ids"] = jnp.maximum(mask.cumsum(-1) - 1, 0)
     output = run(complete)
-    logits = jax.lax.dynamic_slice_in_dim(output.logits, index, length, axis=1)
+    first = output.logits.shape[1] - tokens.shape[1]  # image tokens may precede the text
+    logits = jax.lax.dynamic_slice_in_dim(output.logits, first + index, length, axis=1)
     return output.replace(logits=logits)
 
 
