@@ -17,7 +17,7 @@ from jax import export as jax_export
 
 from hfseq.errors import UsageError
 from hfseq.nn import trees
-from hfseq_plugins.bridge.exported import FOLDER, FORMAT, INDEX
+from hfseq_plugins.bridge.exported import FOLDER, FORMAT, INDEX, require_flatbuffers
 from hfseq_plugins.bridge.generation import LAYERS, plan_cache
 from hfseq_plugins.bridge.model import FlaxBridgedPreTrainedModel
 
@@ -60,6 +60,7 @@ def export_model(
     Raises:
         UsageError: The inputs of the model cannot be exported.
     """
+    require_flatbuffers()
     folder = Path(directory) / FOLDER
     folder.mkdir(exist_ok=True)
     exporter = _Exporter(model, params, platforms)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
-from hfseq.errors import CheckpointError, UsageError
+from hfseq.errors import CheckpointError, UsageError, optional_import
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel, JoinedTensor, WeightMap
 from hfseq.nn import Keys, outputs, trees
@@ -122,8 +122,15 @@ class Exports:
         return _load(str(self.folder / program.file))
 
 
+def require_flatbuffers() -> None:
+    """Raises a UsageError if jax cannot read and write programs."""
+    with optional_import("exported programs", "flatbuffers", "hfseq[exported]"):
+        import flatbuffers  # noqa: F401
+
+
 @functools.cache
 def _load(path: str) -> export.Exported:
+    require_flatbuffers()
     try:
         return export.deserialize(bytearray(Path(path).read_bytes()))
     except OSError as error:

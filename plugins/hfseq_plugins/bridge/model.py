@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 import transformers
 from flax import nnx
 from jax.typing import DTypeLike
@@ -363,6 +364,14 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
     def _check_images(self, images: Any) -> None:
         """PyTorch's code checks the shapes of images, which may be flattened patches or videos."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Provides the number of frames that the feature encoder of an audio model computes."""
+        if name == "_get_feat_extract_output_lengths":
+            method = getattr(self.structure.module, name, None)
+            if method is not None:
+                return functools.partial(_count_frames, method)
+        return super().__getattr__(name)
+
     def has_input(self, name: str) -> bool:
         """Returns whether the PyTorch class has an argument with this name."""
         return name in input_names(self.torch_class_name())
@@ -376,6 +385,15 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
     def torch_class_name(cls) -> str:
         """Returns the name of the PyTorch class."""
         return cls.module_class.torch_class_name
+
+
+def _count_frames(method: Callable[..., Any], samples: Any, add_adapter: bool = True) -> Any:
+    """Returns the number of frames for a number of samples, with a method of PyTorch's class."""
+    lengths = torch.as_tensor(np.asarray(samples, np.int64))
+    options = {"add_adapter": add_adapter}
+    known = inspect.signature(method).parameters
+    frames = method(lengths, **{n: v for n, v in options.items() if n in known})
+    return np.asarray(frames)
 
 
 class FlaxBridgedSeq2SeqPreTrainedModel(FlaxBridgedPreTrainedModel, FlaxSeq2SeqPreTrainedModel):
