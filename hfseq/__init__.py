@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq.plugins import __version__ as __version__
 from hfseq.plugins import transformers_hook
-from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
+from hfseq.plugins.registry import (
+    FALLBACK_TASKS,
+    TASKS,
+    ArchitectureSpec,
+    auto_class_name,
+    target_name,
+)
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -45,8 +51,9 @@ _PUBLIC = {
     "hfseq.modeling.seq2seq": ["FlaxSeq2SeqPreTrainedModel", "shift_tokens_right"],
     "hfseq.modeling.auto": [
         *(f"Flax{auto_class_name(task)}" for task in TASKS),
+        *(f"Flax{auto_class_name(task)}" for task in FALLBACK_TASKS),
         *TASKS.values(),
-        "FlaxAutoModelForCTC",
+        "FlaxAutoModelForImageTextToText",
         "FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
     ],
     "hfseq.modeling.sentence": [

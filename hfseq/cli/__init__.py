@@ -183,6 +183,7 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
 PROGRAMS = {
     "train": "train, fine-tune or evaluate a model",
     "tokenizer": "train a tokenizer on your own text",
+    "bridge": "export and compare models that run the PyTorch code of Transformers",
 }
 
 

@@ -27,7 +27,7 @@ from hfseq.checkpoints.config import (
 )
 from hfseq.errors import CheckpointError, HfseqError, UsageError, did_you_mean, first_line
 from hfseq.modeling.keywords import translate_keywords
-from hfseq.plugins import ArchitectureSpec
+from hfseq.plugins import FALLBACK_TASKS, ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, describe_error, target_name
 
 if TYPE_CHECKING:
@@ -127,12 +127,26 @@ class _FlaxAutoModel(_BaseAutoModelClass):
     _model_mapping: ArchitectureMapping  # type: ignore[assignment]
 
     @classmethod
-    def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxPreTrainedModel:
-        """Returns a newly initialized model of the architecture of ``config``."""
-        if cls._has_remote_code(config):
+    def from_config(
+        cls,
+        config: PreTrainedConfig,
+        *,
+        bridge: bool | Literal["auto"] = False,
+        **kwargs: Any,
+    ) -> FlaxPreTrainedModel:
+        """Returns a newly initialized model of the architecture of ``config``.
+
+        Args:
+            config: The configuration.
+            bridge: See :meth:`from_pretrained`.
+            **kwargs: Arguments of the model class.
+        """
+        if cls._has_remote_code(config) and not bridge:
             return super().from_config(config, **kwargs)
-        kwargs.pop("trust_remote_code", None)
-        return cls._model_class(config)._from_config(config, **kwargs)
+        trust_remote_code = kwargs.pop("trust_remote_code", None)
+        if bridge:
+            _check_bridge(bool(trust_remote_code), config)
+        return cls._model_class(config, bridge)._from_config(config, **kwargs)
 
     @overload
     @classmethod
@@ -162,7 +176,11 @@ class _FlaxAutoModel(_BaseAutoModelClass):
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], *model_args: Any, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *model_args: Any,
+        bridge: bool | Literal["auto"] = False,
+        **kwargs: Any,
     ) -> Any:
         """Loads a model from a directory or from the Hub.
 
@@ -172,6 +190,8 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         Args:
             pretrained_model_name_or_path: A directory or a repository.
             *model_args: Positional arguments of the model class.
+            bridge: True runs the PyTorch code of Transformers in JAX (docs/bridge.md), which needs
+                PyTorch. ``"auto"`` does so if hfseq has no Flax class for the checkpoint.
             **kwargs: Arguments that are attributes of the configuration override these attributes.
                 All other arguments are passed to the model class.
 
@@ -194,13 +214,15 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         config, kwargs = _load_config(base, base_options, code_options, kwargs)
         if adapter is None:
             hub = base_options  # contains the commit from which the configuration was loaded
-        if cls._has_remote_code(config):
+        if bridge:
+            _check_bridge(code_options["trust_remote_code"], config)
+        elif cls._has_remote_code(config):
             if not code_options["trust_remote_code"] and type(config) not in cls._model_mapping:
                 configs.raise_untrusted_code(config.auto_map, name)
             return super().from_pretrained(
                 name, *model_args, config=config, **hub, **code_options, **model_options, **kwargs
             )
-        load = cls._model_class(config).from_pretrained
+        load = cls._model_class(config, bridge, base).from_pretrained
         return load(name, *model_args, config=config, **hub, **model_options, **kwargs)
 
     @classmethod
@@ -217,8 +239,13 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         return isinstance(auto_map, Mapping) and cls.__name__ in auto_map
 
     @classmethod
-    def _model_class(cls, config: PreTrainedConfig) -> Any:
+    def _model_class(
+        cls, config: PreTrainedConfig, bridge: bool | str = False, source: str | None = None
+    ) -> Any:
         mapping = cls._model_mapping
+        if bridge and not (bridge == "auto" and type(config) in mapping._registered):
+            spec = plugins.load().find_architecture(config.model_type, mapping.task, bridge)
+            return spec.load_head(mapping.task)
         if type(config) in mapping:
             return mapping[type(config)]
         model_types = [spec.model_type for spec in mapping.specs()]
@@ -227,7 +254,19 @@ class _FlaxAutoModel(_BaseAutoModelClass):
             f"Unrecognized configuration class {type(config)} for this kind of AutoModel: "
             f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'. "
             f"Known types: "
-            f"{', '.join(sorted(model_types)) or 'none'}{plugins.load().broken_message()}"
+            f"{', '.join(sorted(model_types)) or 'none'}{plugins.load().broken_message()}. "
+            "With bridge=True, hfseq runs the PyTorch code of other model types in JAX "
+            "(docs/bridge.md)"
+        )
+
+
+def _check_bridge(trust_remote_code: bool, config: PreTrainedConfig) -> None:
+    """Raises a UsageError for a checkpoint with remote code, which the bridge does not run."""
+    name = getattr(config, "_name_or_path", "") or type(config).__name__
+    if trust_remote_code or type(config).__module__.startswith("transformers_modules."):
+        raise UsageError(
+            f"bridge=True runs the code of Transformers, not the code in {name}: remove "
+            "trust_remote_code, or load the model without the bridge if it has a Flax class"
         )
 
 
@@ -304,7 +343,14 @@ FlaxAutoModelForNextSentencePrediction = _auto_class("ForNextSentencePrediction"
 FlaxAutoModelForImageClassification = _auto_class("ForImageClassification")
 FlaxAutoModelForVision2Seq = _auto_class("ForVision2Seq")
 FlaxAutoModelForSpeechSeq2Seq = _auto_class("ForSpeechSeq2Seq")
+#: The name in Transformers 5 of the Auto class with the task ForVision2Seq.
+FlaxAutoModelForImageTextToText = type(
+    "FlaxAutoModelForImageTextToText", (FlaxAutoModelForVision2Seq,), {"__module__": __name__}
+)
 FlaxAutoModelForCTC = _auto_class("ForCTC")
+FlaxAutoModelForAudioClassification = _auto_class("ForAudioClassification")
+for _task in FALLBACK_TASKS:
+    globals().setdefault(f"Flax{auto_class_name(_task)}", _auto_class(_task))
 
 
 FLAX_MODEL_MAPPING = FlaxAutoModel._model_mapping
@@ -325,7 +371,7 @@ FLAX_MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING = FlaxAutoModelForImageClassificatio
 FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING = FlaxAutoModelForVision2Seq._model_mapping
 FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING = FlaxAutoModelForSpeechSeq2Seq._model_mapping
 # Transformers 4 has no Auto class for this task.
-FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING = ArchitectureMapping("ForAudioClassification")
+FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING = FlaxAutoModelForAudioClassification._model_mapping
 
 
 def load(auto_class: Any, name: str, **options: Any) -> Any:

@@ -10,6 +10,7 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
+from hfseq.nn.experts import ExpertRows, mix_experts
 from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
@@ -69,6 +70,7 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embed",
+    "ExpertRows",
     "GroupNorm",
     "Implementation",
     "Keys",
@@ -99,6 +101,7 @@ __all__ = [
     "height_and_width",
     "make_keys",
     "map_logits",
+    "mix_experts",
     "normal",
     "options",
     "positions_after_padding",

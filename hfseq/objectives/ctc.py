@@ -98,6 +98,16 @@ def ctc_loss(
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
+def freeze(params: Params, part: str) -> Params:
+    """Returns parameters without a gradient for those whose path contains ``part``."""
+
+    def stop(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        names = {getattr(key, "key", None) for key in path}
+        return jax.lax.stop_gradient(leaf) if part in names else leaf
+
+    return jax.tree_util.tree_map_with_path(stop, params)
+
+
 class CTC(AudioInputMixin, Objective):
     """Speech recognition with CTC.
 
@@ -171,6 +181,15 @@ class CTC(AudioInputMixin, Objective):
         if from_scratch:
             tokenizer.input_processor.return_attention_mask = config.feat_extract_norm == "layer"
 
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Checks that the model can mask spans of frames."""
+        super().prepare(model)
+        if self.mask_settings()[0] and not model.accepts("mask_time_indices"):
+            raise UsageError(
+                f"{type(model).__name__} draws masked spans itself, so they would be the same in "
+                "every step: add --config_overrides apply_spec_augment=false"
+            )
+
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Tokenizes the transcripts of a split into characters.
 
@@ -240,17 +259,13 @@ class CTC(AudioInputMixin, Objective):
 
         In evaluation, the totals also contain the most probable label of each frame.
         """
-        output, new_extra = forward(
-            model,
-            params,
-            rngs,
-            train,
-            extra,
-            batch["input_values"],
-            attention_mask=batch.get("attention_mask"),
-            mask_time_indices=batch.get("hidden"),
-            freeze_feature_encoder=self.arguments.freeze_feature_extractor,
-        )
+        inputs = {name: batch.get(name) for name in ("input_values", "attention_mask")}
+        if model.accepts("freeze_feature_encoder"):
+            inputs["mask_time_indices"] = batch.get("hidden")
+            inputs["freeze_feature_encoder"] = self.arguments.freeze_feature_extractor
+        elif self.arguments.freeze_feature_extractor:  # PyTorch's code, which --bridge runs
+            params = freeze(params, "feature_extractor")
+        output, new_extra = forward(model, params, rngs, train, extra, **inputs)
         labels, frames = batch["labels"], batch["frames"]
         losses = ctc_loss(
             output.logits,

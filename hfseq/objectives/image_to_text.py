@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def text_config(config: PreTrainedConfig) -> Any:
+    """Returns the configuration of the text decoder.
+
+    Raises:
+        UsageError: The model has no image encoder.
+    """
+    if hasattr(config, "encoder") and hasattr(config, "decoder"):
+        return config.decoder
+    if hasattr(config, "vision_config"):
+        return config.get_text_config()
+    raise UsageError(
+        f"'{config.model_type}' cannot caption images. Use a vision-encoder-decoder with an image "
+        "encoder and a text decoder, or --bridge with a captioning model such as GIT or BLIP."
+    )
+
+
 class ImageToText(ImageInputMixin, TextTargetObjective):
     """Cross-entropy of each caption token given the image and the previous tokens.
 
@@ -58,11 +74,12 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
         """Sets the special token IDs, and checks that the model and the tokenizer match."""
-        decoder, text_tokenizer = getattr(config, "decoder", None), tokenizer.tokenizer
-        if decoder is None or not hasattr(config, "encoder"):
+        decoder, text_tokenizer = text_config(config), tokenizer.tokenizer
+        if any(hasattr(config, name) for name in ("image_token_id", "image_token_index")):
             raise UsageError(
-                f"'{config.model_type}' cannot caption images. Use a vision-encoder-decoder with "
-                "an image encoder and a text decoder."
+                f"'{config.model_type}' reads images at image tokens in its text, which this "
+                "objective does not write. Use a vision-encoder-decoder, or --bridge with a "
+                "captioning model such as GIT or BLIP."
             )
         check_vocabulary(text_tokenizer, decoder)
         eos_candidates = (
@@ -108,7 +125,9 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
             setattr(generation, name, getattr(config, name))
         self.length = self.arguments.max_target_length
-        max_positions = getattr(config.decoder, "max_position_embeddings", None)
+        max_positions = getattr(text_config(config), "max_position_embeddings", None)
+        has_decoder = model.has_input("decoder_input_ids")
+        self.text_input = "decoder_input_ids" if has_decoder else "input_ids"
         if max_positions is not None and self.length > max_positions:
             raise UsageError(
                 f"--max_target_length {self.length} exceeds the decoder's {max_positions} "
@@ -160,11 +179,13 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
             rngs,
             train,
             extra,
-            batch["pixel_values"],
-            decoder_input_ids=batch["decoder_input_ids"],
+            pixel_values=batch["pixel_values"],
+            **{self.text_input: batch["decoder_input_ids"]},
         )
-        labels, vocab_size = batch["labels"], model.config.decoder.vocab_size
-        return self.smoothed_loss(output.logits, labels, vocab_size, train, new_extra)
+        labels, vocab_size = batch["labels"], text_config(model.config).vocab_size
+        # A model with one sequence of image and text also predicts at the image.
+        logits = output.logits[:, -labels.shape[1] :]
+        return self.smoothed_loss(logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Adds the number of skipped images."""

@@ -259,6 +259,12 @@ class ImageToText(ImagePipeline, GenerationPipeline):
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
         """Generates the captions."""
+        config = self.model.config
+        if not getattr(config, "is_encoder_decoder", False):  # the text follows the image
+            rows = len(inputs["pixel_values"])
+            start = getattr(config, "decoder_start_token_id", None)
+            start = getattr(config, "bos_token_id", None) if start is None else start
+            inputs = {"input_ids": np.full((rows, 1), start or 0, np.int32), **inputs}
         return self.generate(inputs, self.generation_options(options))
 
     def postprocess(

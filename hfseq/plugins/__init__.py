@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hfseq.plugins.manager import Plugins as Plugins
     from hfseq.plugins.manager import load as load
     from hfseq.plugins.manager import unload as unload
+    from hfseq.plugins.registry import FALLBACK_TASKS as FALLBACK_TASKS
     from hfseq.plugins.registry import TASKS as TASKS
     from hfseq.plugins.registry import ArchitectureSpec as ArchitectureSpec
     from hfseq.plugins.transformers_hook import register_auto_classes as register_auto_classes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "hookspecs": ("hookimpl",),
     "manager": ("PluginInfo", "Plugins", "load", "unload"),
-    "registry": ("TASKS", "ArchitectureSpec"),
+    "registry": ("FALLBACK_TASKS", "TASKS", "ArchitectureSpec"),
     "transformers_hook": ("register_auto_classes",),
 }
 

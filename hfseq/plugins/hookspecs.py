@@ -60,6 +60,22 @@ def register_architectures(register: RegisterArchitecture) -> None:
     """Registers architectures: a configuration class, a model class per task, sharding rules."""
 
 
+@hookspec(firstresult=True)
+def fallback_architecture(model_type: str, task: str) -> Mapping[str, Any] | None:
+    """Describes an architecture that no plugin registers, or that is requested with ``--bridge``.
+
+    The first result that is not `None` is used. The bridge implements this hook for every model
+    type of Transformers.
+
+    Args:
+        model_type: The model type.
+        task: The task, which is a suffix of an Auto class such as ``"ForObjectDetection"``.
+
+    Returns:
+        The keyword arguments of ``register`` in ``register_architectures``, or `None`.
+    """
+
+
 @hookspec
 def register_objectives(register: Register) -> None:
     """Registers training objectives, subclasses of ``hfseq.objectives.base.Objective``."""

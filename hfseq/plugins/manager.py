@@ -36,7 +36,7 @@ from typing import Any
 
 import pluggy
 
-from hfseq.errors import HfseqError, PluginConflict, PluginError, did_you_mean
+from hfseq.errors import HfseqError, PluginConflict, PluginError, UsageError, did_you_mean
 from hfseq.plugins import builtin, hookspecs
 from hfseq.plugins.import_hooks import prepare_jax
 from hfseq.plugins.registry import (
@@ -297,6 +297,49 @@ class Plugins:
         if failure:
             raise failure
         return None
+
+    def find_architecture(
+        self, model_type: str, task: str, bridge: bool | str = False
+    ) -> ArchitectureSpec:
+        """Returns the architecture that provides a task of a model type.
+
+        Args:
+            model_type: The model type.
+            task: The task, such as ``"ForMaskedLM"``.
+            bridge: False for a registered architecture, True for the architecture of the hook
+                ``fallback_architecture``, and ``"auto"`` for the first of both that has the task.
+
+        Raises:
+            UsageError: There is no such architecture, or it does not have the task.
+        """
+        if bridge not in (True, False, "auto"):
+            raise UsageError(f"bridge={bridge!r} is unknown: use True, False or 'auto'")
+        registered = model_type in self.architectures
+        has_task = registered and task in self.architectures.get(model_type).heads
+        if not bridge or bridge == "auto" and has_task:
+            return self._registered_architecture(model_type, task)
+        spec = self.call_first("fallback_architecture", model_type=model_type, task=task)
+        if spec is None:
+            raise UsageError(
+                f"no plugin provides '{model_type}' with the task '{task}' for bridge={bridge!r}"
+                + self.broken_message()
+            )
+        return ArchitectureSpec(model_type, **{"plugin": "bridge", **spec})
+
+    def _registered_architecture(self, model_type: str, task: str) -> ArchitectureSpec:
+        if model_type not in self.architectures:
+            raise UsageError(
+                self.architectures.unknown_message(model_type)
+                + ". Other architectures of Transformers run with bridge=True or --bridge"
+            )
+        spec = self.architectures.get(model_type)
+        if task not in spec.heads:
+            raise UsageError(
+                f"architecture '{model_type}' has no class {task} (available: "
+                f"{', '.join(spec.heads)}). Other classes of Transformers run with bridge=True or "
+                "--bridge"
+            )
+        return spec
 
     def broken_message(self) -> str:
         """Returns a clause about broken plugins for error messages, or an empty string."""

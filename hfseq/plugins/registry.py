@@ -33,6 +33,20 @@ TASKS = {
     "ForVision2Seq": "FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING",
     "ForSpeechSeq2Seq": "FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
+#: Further tasks of Transformers, whose Auto classes only have architectures from
+#: `fallback_architecture` and plugins.
+FALLBACK_TASKS = (
+    *("ForCTC", "ForRNNT", "ForTDT", "ForAudioClassification", "ForAudioFrameClassification"),
+    *("ForAudioXVector", "ForTextToSpectrogram", "ForTextToWaveform", "ForAudioTokenization"),
+    *("ForObjectDetection", "ForZeroShotObjectDetection", "ForImageSegmentation"),
+    *("ForSemanticSegmentation", "ForInstanceSegmentation", "ForUniversalSegmentation"),
+    *("ForMaskGeneration", "ForImageMatting", "ForDepthEstimation", "ForNormalEstimation"),
+    *("ForPointmapEstimation", "ForPoseEstimation", "ForKeypointDetection", "ForKeypointMatching"),
+    *("ForMaskedImageModeling", "ForImageToImage", "ForZeroShotImageClassification"),
+    *("ForVideoClassification", "ForTextRecognition", "ForTableRecognition", "ForMultimodalLM"),
+    *("ForVisualQuestionAnswering", "ForDocumentQuestionAnswering", "ForTableQuestionAnswering"),
+    *("ForTextEncoding", "ForTimeSeriesPrediction", "ForDecision"),
+)
 #: Auto classes that have another name in Transformers 5.
 _RENAMED = {"ForVision2Seq": "AutoModelForImageTextToText"}
 
@@ -245,7 +259,8 @@ class ArchitectureSpec:
         if self.sharding is not None:
             check_target(self.sharding, self.plugin, f"the sharding of {description}")
         for task, target in self.heads.items():
-            if task not in TASKS and not (task and target_name(target).endswith(task)):
+            is_task = task in TASKS or task in FALLBACK_TASKS
+            if not is_task and not (task and target_name(target).endswith(task)):
                 raise PluginError(
                     f"plugin '{self.plugin}': {description} has a head for the unknown task "
                     f"'{task}', "

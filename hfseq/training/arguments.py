@@ -469,6 +469,11 @@ class ModelArguments(CheckedArguments):
         "Recompute the activations of each layer in the backward pass. This saves memory (on CPUs "
         "only with --scan_layers), but a step takes about a third longer.",
     )
+    bridge: bool = option(
+        False,
+        "Run the PyTorch code of Transformers in JAX (docs/bridge.md). This supports architectures "
+        "and tasks that hfseq has no model class for. It requires the extra bridge.",
+    )
     scan_layers: bool = option(
         False,
         "Stack the layers and run them with a scan, so that compile time does not depend on depth.",

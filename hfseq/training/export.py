@@ -410,7 +410,9 @@ def write_card(
     counts = description.get("train", {})
     source = description.get("name", data.dataset_name or _file_names(data.train_file or []))
     languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
-    spec = plugins.load().architectures.get(config.model_type)
+    spec = plugins.load().find_architecture(
+        config.model_type, run.objective.auto_class, arguments.model.bridge
+    )
     stored = model.stored_config()
     devices = jax.devices()
     hardware = f"{len(devices)} x {devices[0].device_kind}"

@@ -417,6 +417,7 @@ def build_run(
     layout = shard_model(model, mesh, training.sequence_parallel)
     auxiliary = plan_auxiliary(arguments, objective, model, mesh)
     objective.auxiliary = {name: plan.structure for name, plan in auxiliary.items()}
+    check_packing(arguments, objective, model)
     if training.do_train:
         _record_collections(model, progress, training.output_dir)
     batch = plan_batch(arguments, objective, model, mesh, progress)
@@ -610,7 +611,9 @@ def load_config(
                 "configuration: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
-        config = new_config(model_type, tokenizer, model.preset)
+        config = new_config(
+            model_type, tokenizer, model.preset, objective.auto_class if model.bridge else None
+        )
     else:
         raise UsageError("no model: add --model_name_or_path, --config_name or --model_type")
     overrides = config_files.parse_overrides(model.config_overrides)
@@ -630,7 +633,10 @@ def load_config(
 
 
 def new_config(
-    model_type: str, tokenizer: PreTrainedTokenizerBase, preset: str | None
+    model_type: str,
+    tokenizer: PreTrainedTokenizerBase,
+    preset: str | None,
+    bridged_task: str | None = None,
 ) -> PreTrainedConfig:
     """Creates a configuration with the vocabulary size and special tokens of the tokenizer.
 
@@ -638,8 +644,14 @@ def new_config(
         model_type: The architecture.
         tokenizer: The tokenizer or processor.
         preset: Name of a preset size of the architecture.
+        bridged_task: The task of a bridged model, or `None` for an architecture of hfseq.
     """
-    config_class = plugins.load().architectures.get(model_type).load_config()
+    loaded = plugins.load()
+    if bridged_task is None:
+        spec = loaded.architectures.get(model_type)
+    else:
+        spec = loaded.find_architecture(model_type, bridged_task, bridge=True)
+    config_class = spec.load_config()
     sizes = config_files.preset_values(config_class, preset, model_type)
     # The tokenizer takes precedence over the preset.
     values = dict(sizes)
@@ -738,13 +750,9 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         UsageError: The architecture has no class for the task, or the checkpoint requires other
             flags.
     """
-    spec = plugins.load().architectures.get(config.model_type)
-    if task not in spec.heads:
-        raise UsageError(
-            f"architecture '{config.model_type}' has no class {task} "
-            f"(available: {', '.join(spec.heads)})"
-        )
-    flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
+    flags, source = arguments.model, weights_source(arguments)
+    spec = plugins.load().find_architecture(config.model_type, task, flags.bridge)
+    head = spec.load_head(task)
     # Some options depend on the weights in the checkpoint, such as whether the head of T5 is tied.
     checkpoint_options = (
         head.read_checkpoint_options(source, config, **_hub_options(arguments)) if source else {}
@@ -811,6 +819,24 @@ def base_model_of(source: str | None, hub: Mapping[str, Any]) -> tuple[Any, dict
     This is the base model if `source` is an adapter. Otherwise, it is `source` itself.
     """
     return lora.find_base(source, hub)[1:] if source else (source, dict(hub))
+
+
+def check_packing(arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel) -> None:
+    """Checks that a bridged model can separate the documents in packed rows.
+
+    Raises:
+        UsageError: Rows are packed, but tokens would attend to other documents.
+    """
+    data: Any = arguments.data
+    packs = getattr(objective, "packing", getattr(data, "line_by_line", True) is False)
+    separates = model.accepts("segment_ids") or getattr(objective, "cross_documents", True)
+    if arguments.model.bridge and packs and not separates:
+        raise UsageError(
+            f"--bridge: rows contain several documents, which {model.torch_class_name()} cannot "
+            "separate, because not all of its layers use Transformers' attention masks and "
+            "position_ids. Add --line_by_line for one document per row, or --cross_documents to "
+            "treat a row as one document"
+        )
 
 
 def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:

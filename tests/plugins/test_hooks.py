@@ -16,9 +16,9 @@ SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "hfse
 project = plugin_files.project
 
 
-def test_nine_hooks_exist_and_are_known():
+def test_ten_hooks_exist_and_are_known():
     assert sorted(SPECS) == sorted(manager.HOOKS)
-    assert len(SPECS) == 9
+    assert len(SPECS) == 10
 
 
 @pytest.mark.parametrize("hook", SPECS)
@@ -122,6 +122,16 @@ def test_hook_register_trackers(tmp_path):
     tracker.log({"train_loss": 1.5}, 3)
     tracker.close()
     assert (tmp_path / "metrics.csv").read_text().splitlines() == ["3,train_loss,1.5"]
+
+
+def test_hook_fallback_architecture():
+    loaded = plugins.load([write_documented_plugin("fallback_architecture")])
+    spec = loaded.find_architecture("camembert", "ForMaskedLM", bridge=True)
+    assert spec.load_head("ForMaskedLM").__name__ == "FlaxRobertaForMaskedLM"
+    native = loaded.find_architecture("roberta", "ForMaskedLM", bridge="auto")
+    assert native.plugin == "roberta"
+    with pytest.raises(UsageError, match="unknown architecture 'camembert'.*--bridge"):
+        loaded.find_architecture("camembert", "ForMaskedLM")
 
 
 def test_hook_load_dataset(tmp_path):

@@ -1,0 +1,226 @@
+"""Mixtures of experts: each token passes through the few experts that a router has chosen for it.
+
+The computation is exact: no token is dropped, whatever the router chooses. The rows of all chosen
+token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
+
+On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
+costs as much as if every expert computed every row, each group is padded to a multiple of a block
+size, and each block is multiplied with the weights of its only expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hfseq.nn.context import platform
+
+# Numbers of rows per block on CPUs. Small blocks waste little on padding, and large ones multiply
+# at a higher rate.
+_MIN_BLOCK, _MAX_BLOCK = 8, 128
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExpertRows:
+    """The rows of all experts, sorted by expert.
+
+    Attributes:
+        expert: Number of the expert of each row, int32 `(rows,)`.
+        sizes: Number of rows of each expert, int32 `(experts,)`, for `jax.lax.ragged_dot`. `None`
+            if the rows are in blocks.
+        block_expert: Number of the expert of each block, int32 `(blocks,)`. `None` if the rows are
+            not in blocks.
+    """
+
+    expert: jax.Array
+    sizes: jax.Array | None = None
+    block_expert: jax.Array | None = None
+
+    def product(
+        self, rows: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
+        """Multiplies each row with the kernel of its expert.
+
+        Args:
+            rows: `(rows, inputs)`.
+            kernel: `(experts, inputs, outputs)`.
+            bias: Added to each row, `(experts, outputs)`.
+
+        Returns:
+            `(rows, outputs)`.
+        """
+        if self.sizes is not None:
+            outputs = lax.ragged_dot(rows, kernel, self.sizes)
+        else:
+            assert self.block_expert is not None
+            outputs = _blocked_product(rows, kernel, self.block_expert)
+        return outputs if bias is None else outputs + bias[self.expert]
+
+
+#: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts.
+ExpertFunction = Callable[[jax.Array, ExpertRows], jax.Array]
+
+
+def mix_experts(
+    x: jax.Array,
+    expert_index: jax.Array,
+    expert_weights: jax.Array,
+    num_experts: int,
+    experts: ExpertFunction,
+) -> jax.Array:
+    """Computes the weighted sum of the chosen experts' outputs for each token.
+
+    Args:
+        x: Tokens, `(tokens, features)`.
+        expert_index: Numbers of the experts of each token, integers `(tokens, choices)`. A choice
+            whose number is not below `num_experts` is ignored.
+        expert_weights: Weight of each choice, `(tokens, choices)`. The router's gradient flows
+            through these.
+        num_experts: Number of experts.
+        experts: The experts' feed-forward layers. It gets the rows, `(rows, features)`, and an
+            `ExpertRows`, whose method `product` multiplies them with the experts' kernels. It must
+            treat each row independently of the others.
+
+    Returns:
+        The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
+    """
+    tokens, choices = expert_index.shape
+    index = expert_index.reshape(-1).astype(jnp.int32)
+    order = jnp.argsort(index, stable=True).astype(jnp.int32)
+    sizes = jnp.bincount(jnp.minimum(index, num_experts), length=num_experts + 1)
+    sizes = sizes[:num_experts].astype(jnp.int32)
+    starts = jnp.cumsum(sizes) - sizes
+    is_valid = index < num_experts
+    expert = jnp.minimum(index, num_experts - 1)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+    if platform() == "cpu":
+        size = _block_size(len(order), num_experts)
+        blocks = -(-len(order) // size) + num_experts
+        block_counts = -(-sizes // size)
+        block_ends = jnp.cumsum(block_counts)
+        places = (block_ends - block_counts)[expert] * size + rank - starts[expert]
+        block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
+        block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
+        num_rows = blocks * size
+        layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
+    else:
+        places, num_rows = rank, len(order)
+        layout = ExpertRows(expert[order], sizes=sizes)
+    # The number of the pair in each row. Rows without a pair get the number after the last pair.
+    pairs = jnp.full(num_rows, len(order), jnp.int32)
+    pairs = pairs.at[jnp.where(is_valid, places, num_rows)].set(
+        jnp.arange(len(order), dtype=jnp.int32), mode="drop"
+    )
+    places = jnp.where(is_valid, places, 0).reshape(tokens, choices)
+    is_valid = is_valid.reshape(tokens, choices)
+    outputs = experts(_spread(x, pairs, places, is_valid), layout)
+    chosen = _gather(outputs, pairs, places, is_valid).astype(jnp.float32)
+    return jnp.einsum("tkf,tk->tf", chosen, expert_weights.astype(jnp.float32)).astype(x.dtype)
+
+
+def _block_size(pairs: int, num_experts: int) -> int:
+    """Returns the power of two closest to the mean number of rows per expert from below."""
+    size = _MIN_BLOCK
+    while size < _MAX_BLOCK and 2 * size * num_experts <= pairs:
+        size *= 2
+    return size
+
+
+def _take_rows(x: jax.Array, pairs: jax.Array, choices: int) -> jax.Array:
+    """Returns the row of each pair, and zeros for rows without a pair."""
+    is_pair = pairs < x.shape[0] * choices
+    return jnp.where(is_pair[:, None], x[jnp.minimum(pairs // choices, x.shape[0] - 1)], 0)
+
+
+# Both directions of the two functions below are gathers. The gradient that jax derives from a
+# gather is a scatter, which is slower and adds in an undefined order on GPUs.
+
+
+@jax.custom_vjp
+def _spread(x: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array) -> jax.Array:
+    """Copies each token, `(tokens, features)`, to the rows of its experts."""
+    return _take_rows(x, pairs, places.shape[1])
+
+
+def _spread_forward(
+    x: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _spread(x, pairs, places, is_valid), (places, is_valid)
+
+
+def _spread_backward(
+    residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None, None]:
+    places, is_valid = residuals
+    rows = jnp.where(is_valid[..., None], gradient[places], 0).astype(jnp.float32)
+    return rows.sum(1).astype(gradient.dtype), None, None, None
+
+
+_spread.defvjp(_spread_forward, _spread_backward)
+
+
+@jax.custom_vjp
+def _gather(
+    outputs: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+) -> jax.Array:
+    """Returns the outputs of each token's experts, `(tokens, choices, features)`."""
+    return jnp.where(is_valid[..., None], outputs[places], 0)
+
+
+def _gather_forward(
+    outputs: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _gather(outputs, pairs, places, is_valid), pairs
+
+
+def _gather_backward(pairs: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None, None, None]:
+    return _take_rows(gradient.reshape(-1, gradient.shape[-1]), pairs, 1), None, None, None
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+@jax.custom_vjp
+def _blocked_product(rows: jax.Array, kernel: jax.Array, block_expert: jax.Array) -> jax.Array:
+    """Multiplies each block of rows with the kernel of its expert.
+
+    Args:
+        rows: `(blocks * block size, inputs)`.
+        kernel: `(experts, inputs, outputs)`.
+        block_expert: Number of each block's expert, `(blocks,)`.
+    """
+    blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
+    outputs = lax.map(lambda block: block[0] @ kernel[block[1]], (blocks, block_expert))
+    return outputs.reshape(-1, kernel.shape[-1])
+
+
+def _blocked_forward(
+    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return _blocked_product(rows, kernel, block_expert), (rows, kernel, block_expert)
+
+
+def _blocked_backward(
+    residuals: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    rows, kernel, block_expert = residuals
+    blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
+    gradients = gradient.reshape(len(block_expert), -1, gradient.shape[-1])
+
+    def step(
+        carry: jax.Array, block: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        x, g, expert = block
+        update = jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
+        return carry.at[expert].add(update), g @ kernel[expert].T
+
+    start = jnp.zeros(kernel.shape, jnp.float32)
+    kernel_gradient, row_gradient = lax.scan(step, start, (blocks, gradients, block_expert))
+    return row_gradient.reshape(rows.shape), kernel_gradient.astype(kernel.dtype), None
+
+
+_blocked_product.defvjp(_blocked_forward, _blocked_backward)

@@ -1,0 +1,22 @@
+"""The Flax classes of the bridge by name, such as ``FlaxDetrForObjectDetection``.
+
+The classes are created when they are first used: ``Flax`` followed by the name of a PyTorch class
+of Transformers. Since a class can be found by its name, models of these classes can be pickled.
+Where PyTorch is not installed, the classes run exported programs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+def __getattr__(name: str) -> type:
+    if not name.startswith("Flax"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if importlib.util.find_spec("torch") is None:
+        from hfseq_plugins.bridge.exported import exported_class
+
+        return exported_class(name.removeprefix("Flax"))
+    from hfseq_plugins.bridge.model import bridged_class
+
+    return bridged_class(name.removeprefix("Flax"))

@@ -1,0 +1,210 @@
+"""Comparison of a tiny PyTorch model with its bridged version."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
+from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
+
+#: Compiling takes longer than running a tiny model.
+COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+
+
+def flatten(outputs: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the floating-point arrays or tensors of nested outputs by name."""
+    if isinstance(outputs, torch.Tensor):
+        return {prefix: outputs} if outputs.is_floating_point() else {}
+    if isinstance(outputs, jax.Array | np.ndarray):
+        return {prefix: outputs} if jnp.issubdtype(outputs.dtype, jnp.floating) else {}
+    if isinstance(outputs, Mapping):
+        entries: Any = outputs.items()
+    elif isinstance(outputs, list | tuple):
+        entries = enumerate(outputs)
+    else:
+        return {}
+    arrays: dict[str, Any] = {}
+    for name, value in entries:
+        arrays |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return arrays
+
+
+def options_of(model: transformers.PreTrainedModel) -> dict[str, Any]:
+    """Returns arguments of the forward pass that disable caches."""
+    parameters = inspect.signature(model.forward).parameters
+    if model.config.model_type in tiny_sizes.OWN_CACHE_OPTION:
+        return {}
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    has_cache = hasattr(model.config.get_text_config(), "use_cache")
+    if "use_cache" in parameters or (accepts_any and has_cache):
+        return {"use_cache": False}
+    return {}
+
+
+def run_torch(
+    model: transformers.PreTrainedModel, inputs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Runs a PyTorch model and returns its floating-point outputs by name."""
+    arguments = {name: _torch_input(value) for name, value in inputs.items()}
+    return flatten(model(**arguments, **options_of(model)))
+
+
+def _torch_input(value: Any) -> Any:
+    return torch_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def error(ours: Any, theirs: Any, least: float = 1.0) -> float:
+    """Returns the largest difference, relative to the larger of `least` and the largest value."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.size:
+        return 0.0
+    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(is_same, 0.0, np.abs(a - b)).max()
+        largest = np.abs(np.where(np.isfinite(b), b, 0)).max()
+    difference = float("inf") if np.isnan(difference) else difference
+    return float(difference / max(least, largest))
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, jax.Array]:
+    """Returns the parameters and stored buffers of a PyTorch model as jax arrays."""
+    stored = model.state_dict().keys()
+    return {
+        name: jnp.asarray(numpy_array(tensor))
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if name in stored and tensor.dtype != torch.int64
+    }
+
+
+class Bridged:
+    """The bridged version of a tiny PyTorch model, and its inputs.
+
+    Args:
+        model: The PyTorch model.
+        inputs: Its inputs by name, as NumPy arrays.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel, inputs: Mapping[str, Any]):
+        self.module = modules.build(model.config, type(model).__name__)
+        self.tensors = tensors_of(model)
+        static = tiny.static_inputs(model.config.model_type)
+        self.arrays = {
+            name: jnp.asarray(value)
+            for name, value in inputs.items()
+            if isinstance(value, np.ndarray) and name not in static
+        }
+        self.constants = {
+            name: value for name, value in inputs.items() if name not in self.arrays
+        } | options_of(model)
+        self.trained = [
+            name
+            for name, parameter in model.named_parameters()
+            if name in self.tensors and parameter.is_floating_point() and parameter.requires_grad
+        ]
+
+    def outputs(
+        self, tensors: Mapping[str, jax.Array], arrays: Mapping[str, jax.Array]
+    ) -> dict[str, Any]:
+        """Runs the forward pass and returns its floating-point outputs by name."""
+        outputs, _ = trace.call(self.module, tensors, {**arrays, **self.constants})
+        return flatten(outputs)
+
+    def forward(self) -> dict[str, jax.Array]:
+        """Returns the outputs."""
+        lowered = jax.jit(self.outputs).lower(self.tensors, self.arrays)
+        return lowered.compile(COMPILER_OPTIONS)(self.tensors, self.arrays)
+
+    def gradients(
+        self, factors: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Returns the outputs, and the gradients of their weighted sum by parameter."""
+        fixed = {n: x for n, x in self.tensors.items() if n not in self.trained}
+
+        def loss(trained: Any, fixed: Any, arrays: Any) -> Any:
+            outputs = self.outputs({**trained, **fixed}, arrays)
+            total = sum(jnp.sum(outputs[name] * factor) for name, factor in factors.items())
+            return total, outputs
+
+        trained = {name: self.tensors[name] for name in self.trained}
+        function = jax.jit(jax.grad(loss, has_aux=True))
+        compiled = function.lower(trained, fixed, self.arrays).compile(COMPILER_OPTIONS)
+        gradients, outputs = compiled(trained, fixed, self.arrays)
+        return outputs, gradients
+
+
+def torch_gradients(
+    model: transformers.PreTrainedModel,
+    inputs: Mapping[str, Any],
+    factors: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Returns PyTorch's gradients of the weighted sum of outputs by parameter."""
+    model.zero_grad()
+    with torch.enable_grad():
+        outputs = run_torch(model, inputs)
+        total = sum((outputs[n] * torch.from_numpy(f)).sum() for n, f in factors.items())
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+    gradients = {
+        name: parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    return gradients
+
+
+def loss_factors(outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Returns random factors of the outputs, whose weighted sum is a loss with mean size 1."""
+    random = np.random.default_rng(1)
+    return {
+        name: (random.normal(size=tuple(value.shape)) / max(1, value.numel())).astype(np.float32)
+        for name, value in outputs.items()
+        if bool(torch.isfinite(value).all())
+    }
+
+
+def worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
+    """Returns the largest error and its name."""
+    if not errors:
+        return None, ""
+    name = max(errors, key=lambda entry: errors[entry])
+    return errors[name], name
+
+
+def compare_outputs(
+    ours: Mapping[str, Any], theirs: Mapping[str, torch.Tensor]
+) -> tuple[float | None, str]:
+    """Returns the largest error of the outputs and the name of the output."""
+    errors = {
+        name: error(ours[name], value.detach().numpy()) if name in ours else float("inf")
+        for name, value in theirs.items()
+    }
+    return worst(errors)
+
+
+def compare_gradients(
+    ours: Mapping[str, Any], theirs: Mapping[str, np.ndarray]
+) -> tuple[float | None, str]:
+    """Returns the largest error of the gradients and the name of the parameter.
+
+    Errors are relative to the largest value of the gradient of each parameter, or to a thousandth
+    of the largest value of all gradients if that is larger.
+    """
+    largest = max((float(np.abs(x).max(initial=0)) for x in theirs.values()), default=0.0)
+    least = max(largest * 1e-3, 1e-30)
+    errors = {}
+    for name, gradient in ours.items():
+        reference = theirs.get(name)
+        reference = np.zeros(gradient.shape) if reference is None else reference
+        errors[name] = error(gradient, reference, least)
+    return worst(errors)

@@ -1,0 +1,479 @@
+"""Generation with bridged models: caches of a fixed size, or all tokens in each step.
+
+A model call with a cache gets one of three kinds, which `CachePlan` selects by tracing the model
+once:
+
+* keys and values of each layer, in buffers of a fixed length;
+* the states of linear-attention and state-space layers;
+* a history of all tokens, with which each step runs the model on the whole sequence. This is slower,
+  but every causal model supports it.
+
+Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import torch
+from flax import nnx
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    LinearAttentionLayer,
+)
+
+from hfseq.generation import CausalGeneration
+from hfseq.modeling.seq2seq import Seq2SeqGeneration
+from hfseq.nn import outputs
+from hfseq_plugins.bridge import trace
+from hfseq_plugins.bridge.refusals import UnsupportedModel
+from hfseq_plugins.bridge.structure import Structure
+from hfseq_plugins.bridge.variables import Holder
+
+if TYPE_CHECKING:
+    from hfseq_plugins.bridge.model import BridgedModule, FlaxBridgedPreTrainedModel
+
+logger = logging.getLogger("hfseq")
+
+#: Attributes of a bridged module that hold the cache. PyTorch's modules do not have these names.
+LAYERS, HISTORY = "cached_layers", "token_history"
+#: Inputs of a model that its cache replaces after the prompt.
+MEDIA = ("pixel_values", "input_features", "input_values", "image_grid_thw", "pixel_mask")
+
+Kind = Literal["keys", "states", "history"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class FixedLayer(CacheLayerMixin):
+    """The keys and values of a layer in buffers of a fixed length.
+
+    Args:
+        key: Keys, `(batch, length, heads, features)`.
+        value: Values, `(batch, length, heads, value features)`.
+        index: Number of tokens in the buffers.
+    """
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, key: jax.Array, value: jax.Array, index: jax.Array):
+        super().__init__()
+        self.key, self.value, self.index = key, value, index
+        self.new_tokens, self.is_initialized = 0, True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """The buffers exist already."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new keys and values, and returns those of all positions."""
+        del args, kwargs
+        new_key, new_value = trace.as_arrays((key_states, value_states))
+        self.new_tokens = new_key.shape[2]
+        self.key = _write(self.key, new_key.swapaxes(1, 2), self.index)
+        self.value = _write(self.value, new_value.swapaxes(1, 2), self.index)
+        key = self.key.swapaxes(1, 2).astype(new_key.dtype)
+        value = self.value.swapaxes(1, 2).astype(new_value.dtype)
+        return tuple(trace.as_tensors((key, value)))  # type: ignore[return-value]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns the number of keys, and the position of the first one."""
+        del query_length
+        return self.key.shape[1], 0
+
+    def get_seq_length(self) -> Any:
+        """Returns the number of tokens before this call."""
+        return trace.as_tensors(self.index)
+
+    def get_max_length(self) -> int:
+        """Returns the length of the buffers."""
+        return self.key.shape[1]
+
+
+def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
+    zero = jnp.zeros((), index.dtype)
+    start = (zero, index, *(zero,) * (buffer.ndim - 2))
+    return jax.lax.dynamic_update_slice(buffer, new.astype(buffer.dtype), start)
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """What a model stores between two steps of generation.
+
+    Attributes:
+        kind: The kind of the cache.
+        layers: The shapes of the entries of each layer, for a batch of one example. Keys and values
+            have a length of one.
+        reason: Why each step runs the model on the whole sequence, or an empty string.
+    """
+
+    kind: Kind
+    layers: Mapping[str, Shapes]
+    reason: str = ""
+
+
+def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
+    """Selects the cache of a model, from a trace of its forward pass with Transformers' cache."""
+    plan = structure.cache_plan
+    if plan is None:
+        plan = structure.cache_plan = _probe(structure, is_seq2seq)
+        if plan.kind == "history":
+            logger.warning(
+                "%s generates without a cache: each step runs the model on the whole sequence (%s)",
+                type(structure.module).__name__,
+                plan.reason,
+            )
+    return plan
+
+
+def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
+    module: Any = structure.module
+    if "cache" not in structure.parameters.parameters:
+        return CachePlan("history", {}, "its forward pass has no cache of Transformers 5")
+    if is_seq2seq:
+        return CachePlan("history", {}, "the bridge has no cache for encoder-decoders")
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    ids = jnp.ones((1, 2), jnp.int32)
+
+    def run(clone: Any, **inputs: Any) -> Any:
+        cache = DynamicCache(config=clone.config)
+        clone(**inputs, cache=cache, use_cache=True)
+        for number, layer in enumerate(cache.layers):
+            layers[str(number)] = _entry_shapes(layer)
+        return {}
+
+    def forward(tensors: Mapping[str, jax.Array]) -> Any:
+        return trace.call(module, tensors, {"input_ids": ids}, function=run)[0]
+
+    try:
+        jax.eval_shape(forward, abstract_tensors(structure))
+    except Exception as error:  # a cache of another kind, or an operator that is not translated
+        return CachePlan("history", {}, _first_line(error))
+    kinds = {"keys" if "cached_key" in shapes else "states" for shapes in layers.values()}
+    if kinds == {"keys"}:
+        plan = CachePlan("keys", layers)
+    elif kinds == {"states"}:
+        plan = CachePlan("states", layers)
+    else:
+        return CachePlan("history", {}, "its layers have caches of several kinds")
+    return plan
+
+
+def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the PyTorch tensors of a model."""
+    tensors = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in structure.shapes.items()}
+    for name, value in structure.statistics.items():
+        tensors[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return tensors
+
+
+def _entry_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+    if isinstance(layer, LinearAttentionLayer) and not isinstance(layer, CacheLayerMixin):
+        states = {
+            f"{kind}_state_{number}": tuple(state.shape)
+            for kind, group in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
+            for number, state in group.items()
+            if state is not None
+        }
+        return states
+    if isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.keys.ndim == 4:
+        entries = {"cached_key": layer.keys, "cached_value": layer.values}
+        return {n: (x.shape[0], 1, x.shape[1], x.shape[3]) for n, x in entries.items()}  # type: ignore[union-attr]
+    raise ValueError(f"a layer has a cache of the type {type(layer).__name__}")
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.problem if isinstance(error, UnsupportedModel) else str(error)
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+# -- inside of the module
+
+
+def add_holders(module: BridgedModule) -> None:
+    """Adds the submodules that hold the entries of a cache, which are empty without a cache."""
+    numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
+    count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
+    layers = Holder()
+    for number in range(count):
+        setattr(layers, str(number), Holder())
+    setattr(module, LAYERS, layers)
+    setattr(module, HISTORY, Holder())
+
+
+def cached_entries(module: BridgedModule) -> dict[str, dict[str, Any]]:
+    """Returns the cache variables of each layer that has some, by the number of the layer."""
+    entries = {}
+    for number, holder in vars(getattr(module, LAYERS)).items():
+        if isinstance(holder, Holder):
+            found = {n: v for n, v in vars(holder).items() if isinstance(v, nnx.Cache)}
+            if found:
+                entries[number] = found
+    return entries
+
+
+def run_with_cache(
+    run: Callable[..., Any], module: BridgedModule, inputs: dict[str, Any]
+) -> Any | None:
+    """Runs a module with the cache that is attached to it.
+
+    Args:
+        run: Function that runs PyTorch's forward pass on inputs.
+        module: The module.
+        inputs: The inputs of the new tokens.
+
+    Returns:
+        The output, or `None` if no cache is attached.
+    """
+    history = getattr(module, HISTORY)
+    if isinstance(getattr(history, "cached_key", None), nnx.Cache):
+        return _run_on_history(run, history, inputs)
+    entries = cached_entries(module)
+    if not entries:
+        return None
+    if any("position" in entry for entry in entries.values()):
+        return _run_on_states(run, entries, inputs)
+    layers = {
+        number: FixedLayer(*(entry[n][...] for n in ("cached_key", "cached_value", "cache_index")))
+        for number, entry in entries.items()
+    }
+    cache = Cache(layers=list(layers.values()))
+    output = run({**inputs, "cache": cache, "use_cache": True})
+    for number, layer in layers.items():
+        entries[number]["cached_key"][...] = layer.key
+        entries[number]["cached_value"][...] = layer.value
+        entries[number]["cache_index"][...] = layer.index + layer.new_tokens
+    return output
+
+
+def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any]) -> Any:
+    """Runs the model on all tokens, and returns the outputs of the new ones."""
+    prefix = "decoder_" if "decoder_input_ids" in inputs else ""
+    ids = inputs[f"{prefix}input_ids"]
+    index, length = history.cache_index[...], ids.shape[1]
+    tokens = _write(history.cached_key[...], ids[..., None, None], index)
+    history.cached_key[...] = tokens
+    history.cache_index[...] = index + length
+    tokens = tokens[..., 0, 0]
+    written = jnp.arange(tokens.shape[1]) < index + length
+    mask = inputs.get(f"{prefix}attention_mask")
+    mask = jnp.broadcast_to(written if mask is None else (mask != 0) & written, tokens.shape)
+    mask = mask.astype(jnp.int32)
+    complete = {**inputs, f"{prefix}input_ids": tokens, f"{prefix}attention_mask": mask}
+    if f"{prefix}position_ids" in inputs:
+        complete[f"{prefix}position_ids"] = jnp.maximum(mask.cumsum(-1) - 1, 0)
+    output = run(complete)
+    first = output.logits.shape[1] - tokens.shape[1]  # image tokens may precede the text
+    logits = jax.lax.dynamic_slice_in_dim(output.logits, first + index, length, axis=1)
+    return output.replace(logits=logits)
+
+
+def _run_on_states(
+    run: Callable[..., Any], entries: Mapping[str, Any], inputs: dict[str, Any]
+) -> Any:
+    """Runs the model on one token after the other, and skips those that the mask hides."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    mask = jnp.ones_like(ids) if mask is None else mask
+
+    def step(states: Any, token: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        new_ids, is_real = token
+        layers = {number: _linear_layer(entry) for number, entry in states.items()}
+        output = run(
+            {
+                "input_ids": new_ids[:, None],
+                "cache": Cache(layers=[*layers.values()]),
+                "use_cache": True,
+            }
+        )
+        new_states = {}
+        for number, old in states.items():
+            new = _states_of(layers[number]) | {"position": old["position"] + 1}
+            new_states[number] = {
+                name: jnp.where(
+                    is_real.reshape(-1, *(1,) * (value.ndim - 1)) != 0,
+                    new[name].astype(value.dtype),
+                    value,
+                )
+                for name, value in old.items()
+            }
+        return new_states, output.logits[:, 0]
+
+    states = {n: {k: v[...] for k, v in entry.items()} for n, entry in entries.items()}
+    if ids.shape[1] == 1:
+        states, logits = step(states, (ids[:, 0], mask[:, 0]))
+        logits = logits[:, None]
+    else:
+        states, logits = jax.lax.scan(step, states, (ids.T, mask.T))
+        logits = logits.swapaxes(0, 1)
+    for number, entry in entries.items():
+        for name, variable in entry.items():
+            variable.set_value(states[number][name])
+    return outputs.FlaxCausalLMOutputWithCrossAttentions(logits=logits)
+
+
+def _linear_layer(entry: Mapping[str, jax.Array]) -> LinearAttentionLayer:
+    numbers = {int(name.rpartition("_")[2]) for name in entry if name != "position"}
+    layer = LinearAttentionLayer(number_of_states=max(numbers) + 1)
+    for name, value in entry.items():
+        if name == "position":
+            continue
+        kind, _, number_text = name.rpartition("_state_")
+        number, tensor = int(number_text), trace.as_tensors(value)
+        if kind == "conv":
+            layer.conv_states[number] = tensor
+            layer.conv_kernel_size[number] = value.shape[-1]
+            layer.is_conv_states_initialized[number] = True
+        else:
+            layer.recurrent_states[number] = tensor
+            layer.is_recurrent_states_initialized[number] = True
+        layer.has_previous_state[number] = True
+        layer.dtype, layer.device = tensor.dtype, tensor.device
+    return layer
+
+
+def _states_of(layer: LinearAttentionLayer) -> dict[str, jax.Array]:
+    groups = (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
+    return {
+        f"{kind}_state_{number}": trace.as_arrays(state)
+        for kind, group in groups
+        for number, state in group.items()
+        if state is not None
+    }
+
+
+# -- model classes
+
+
+def empty_cache(
+    model: FlaxBridgedPreTrainedModel, batch_size: int, max_length: int, *, history: bool = False
+) -> dict[str, Any]:
+    """Returns an empty cache for a model.
+
+    Args:
+        model: The model.
+        batch_size: Number of sequences.
+        max_length: Maximum number of tokens per sequence.
+        history: Whether to store all tokens instead of the states of the layers.
+    """
+    is_seq2seq = isinstance(model, Seq2SeqGeneration)
+    plan = plan_cache(model.structure, is_seq2seq)
+    dtype = model.precision.compute_dtype or jnp.float32
+    if history or plan.kind == "history":
+        tokens = jnp.zeros((batch_size, max_length, 1, 1), jnp.int32)
+        unused = jnp.zeros((batch_size, 1, 1, 1), jnp.int8)
+        index = jnp.zeros((), jnp.int32)
+        return {HISTORY: {"cached_key": tokens, "cached_value": unused, "cache_index": index}}
+    layers: dict[str, Any] = {}
+    for number, shapes in plan.layers.items():
+        if plan.kind == "keys":
+            layers[number] = {
+                name: jnp.zeros((batch_size, max_length, *shape[2:]), dtype)
+                for name, shape in shapes.items()
+            } | {"cache_index": jnp.zeros((), jnp.int32)}
+        else:
+            layers[number] = {
+                name: jnp.zeros((batch_size, *shape[1:]), dtype) for name, shape in shapes.items()
+            } | {"position": jnp.zeros(batch_size, jnp.int32)}
+    return {LAYERS: layers}
+
+
+class BridgedCausalGeneration(CausalGeneration):
+    """Prepares and updates the inputs of generation for bridged decoders."""
+
+    @functools.cached_property
+    def fixed_state(self) -> bool:
+        """Whether the cache is a state that cannot be rewound."""
+        model: Any = self
+        return plan_cache(model.structure, False).kind == "states"
+
+    def _empty_cache(self, size: Any) -> dict[str, Any]:
+        model: Any = self
+        return empty_cache(model, size.batch_size, size.max_length)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: jax.Array,
+        max_length: int,
+        attention_mask: jax.Array | None = None,
+        **inputs: Any,
+    ) -> dict[str, Any]:
+        """Returns the keyword arguments of the first call.
+
+        Args:
+            input_ids: Prompts, `(batch, length)`.
+            max_length: Number of tokens that the cache can contain.
+            attention_mask: Mask of the prompts, `(batch, length)`.
+            **inputs: Images and other inputs of the model, which all steps get.
+        """
+        model: Any = self
+        if self.fixed_state:
+            mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+            cache = empty_cache(model, input_ids.shape[0], max_length)
+            return {"past_key_values": cache, "attention_mask": jnp.asarray(mask, jnp.int32)}
+        prepared = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+        if not model.has_input("position_ids"):
+            del prepared["position_ids"]
+        if inputs:
+            cache = empty_cache(model, input_ids.shape[0], max_length, history=True)
+            prepared |= {**inputs, "past_key_values": cache}
+        return prepared
+
+    def update_inputs_for_generation(
+        self, model_outputs: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Returns the keyword arguments of the next call, with the new cache and next positions."""
+        updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
+        if self.fixed_state:
+            rows = model_kwargs["attention_mask"].shape[0]
+            return {**updated, "attention_mask": jnp.ones((rows, 1), jnp.int32)}
+        if "position_ids" in updated:
+            updated["position_ids"] = updated["position_ids"][:, -1:] + 1
+        return updated
+
+
+class BridgedSeq2SeqGeneration(Seq2SeqGeneration):
+    """Prepares and updates the inputs of generation for bridged encoder-decoders."""
+
+    def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
+        """Returns an empty cache for ``decode``."""
+        model: Any = self
+        return empty_cache(model, batch_size, max_length)
+
+
+def generation_mixin(
+    torch_class: Any, is_seq2seq: bool, names: tuple[str, ...]
+) -> tuple[type, ...]:
+    """Returns the class that prepares the inputs of generation, if PyTorch's class can generate."""
+    if not torch_class.can_generate():
+        return ()
+    if is_seq2seq:
+        return (BridgedSeq2SeqGeneration,)
+    media = [name for name in names if name in MEDIA]
+    if not media:
+        return (BridgedCausalGeneration,)
+    # `generate` accepts the named arguments of this method.
+    base = BridgedCausalGeneration.prepare_inputs_for_generation
+
+    @functools.wraps(base)
+    def prepare(self: Any, *args: Any, **inputs: Any) -> dict[str, Any]:
+        return base(self, *args, **{n: v for n, v in inputs.items() if v is not None})
+
+    signature = inspect.signature(base)
+    parameters = list(signature.parameters.values())[:-1]
+    parameters += [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in media
+    ]
+    prepare.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    content = {"prepare_inputs_for_generation": prepare, "__module__": __name__}
+    return (type("BridgedMediaGeneration", (BridgedCausalGeneration,), content),)

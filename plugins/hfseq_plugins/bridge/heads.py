@@ -1,0 +1,86 @@
+"""The PyTorch classes of Transformers by model type and task. This module does not need PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from typing import Any
+
+from hfseq.errors import UsageError, did_you_mean
+
+#: The versions of PyTorch that the bridge is tested with: at least the first, below the second.
+TORCH_VERSIONS = ((2, 13), (2, 14))
+#: Tasks that have another name in hfseq than in Transformers 5.
+RENAMED_TASKS = {"ForImageTextToText": "ForVision2Seq"}
+#: The module in which the Flax classes of the bridge are looked up.
+CLASSES = "hfseq_plugins.bridge.classes"
+
+
+def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
+    """Returns the bridged architecture of a model type, as the hook ``fallback_architecture`` does.
+
+    Args:
+        model_type: The model type of a Transformers configuration.
+        task: The task whose head is needed, such as ``"ForObjectDetection"``.
+
+    Raises:
+        UsageError: Transformers has no such model type, the model type has no head for the task, or
+            the bridge is not tested with the installed version of PyTorch.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise UsageError(
+            f"the bridge runs the architectures of Transformers, but Transformers "
+            f"{transformers.__version__} has no model type '{model_type}'"
+            f"{did_you_mean(model_type, CONFIG_MAPPING_NAMES)}"
+        )
+    heads = torch_heads(model_type)
+    if task not in heads:
+        raise UsageError(
+            f"Transformers has no PyTorch class {task} for the model type '{model_type}'. The "
+            f"bridge supports these tasks of it: {', '.join(heads) or 'none'}"
+        )
+    check_torch_version()
+    return {
+        "config": f"transformers:{CONFIG_MAPPING_NAMES[model_type]}",
+        "heads": {name: f"{CLASSES}:Flax{class_name}" for name, class_name in heads.items()},
+        "card": f"`{model_type}` of Transformers, computed in JAX by hfseq's bridge.",
+    }
+
+
+def torch_heads(model_type: str) -> dict[str, str]:
+    """Returns the name of the PyTorch class of a model type for each task that it supports."""
+    # The package `transformers.models.auto` hides this module where PyTorch is not installed.
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    heads = {}
+    for name, auto_class in vars(modeling_auto).items():
+        # A mapping of class names. Its values are imported on use, which would need PyTorch.
+        mapping = getattr(getattr(auto_class, "_model_mapping", None), "_model_mapping", {})
+        class_names = mapping.get(model_type) if name.startswith("AutoModel") else None
+        if class_names is not None:
+            task = name.removeprefix("AutoModel") or "Model"
+            class_name = class_names if isinstance(class_names, str) else class_names[0]
+            heads[RENAMED_TASKS.get(task, task)] = class_name
+    return heads
+
+
+def check_torch_version() -> None:
+    """Raises a UsageError if an untested version of PyTorch is installed.
+
+    Without PyTorch, the bridge runs exported programs.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return
+    version = importlib.metadata.version("torch")
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    lowest, limit = TORCH_VERSIONS
+    if not lowest <= numbers < limit:
+        raise UsageError(
+            f"the bridge is tested with torch >={'.'.join(map(str, lowest))},"
+            f"<{'.'.join(map(str, limit))}, but torch {version} is installed: pip install "
+            "'hfseq[bridge]'"
+        )

@@ -1,0 +1,91 @@
+"""Sharding rules of bridged models, from the tensor-parallel plan of their configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hfseq.nn import trees
+
+if TYPE_CHECKING:
+    from hfseq_plugins.bridge.model import FlaxBridgedPreTrainedModel
+
+#: The tactic of a kernel and of a bias, for each style of Transformers' plans that splits a linear
+#: layer or an embedding matrix. Parameters with another style are not split over `tensor`.
+STYLES = {
+    "colwise": ("column", "column_bias"),
+    "packed_colwise": ("column", "column_bias"),
+    "colwise_rep": ("column", "column_bias"),
+    "colwise_gather_output": ("column", "column_bias"),
+    "local_colwise": ("column", "column_bias"),
+    "rowwise": ("row", "vector"),
+    "rowwise_rep": ("row", "vector"),
+    "rowwise_split_input": ("row", "vector"),
+    "local_rowwise": ("row", "vector"),
+    "embedding_rowwise": ("embedding", "embedding"),
+}
+
+
+def sharding_rules(model: FlaxBridgedPreTrainedModel) -> list[tuple[str, str]]:
+    """Returns a rule for each parameter of a model.
+
+    The tensor-parallel plan of the PyTorch class decides which parameters are split over `tensor`.
+    All other matrices are split over `fsdp`, along the first dimension that is a multiple of 8, and
+    vectors are replicated. The rules do not split parameters with more than two dimensions over
+    `tensor`.
+    """
+    plan = tensor_parallel_plan(model.structure.module)
+    rules = []
+    for path, leaf in trees.flatten(model.abstract_params).items():
+        name = model.structure.names.get(path, "")
+        tactic = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
+        if tactic is None:
+            tactic = _default_tactic(path[-1], leaf.shape, model.vocab_size())
+        rules.append((f"^{re.escape(trees.join(path))}$", tactic))
+    return rules
+
+
+def tensor_parallel_plan(module: Any) -> dict[str, str]:
+    """Returns the plan of a PyTorch model: patterns of module names, and their styles."""
+    plan = dict(getattr(module, "_tp_plan", None) or {})
+    for name, part in module.named_modules():
+        config = getattr(part, "config", None)
+        part_plan = getattr(config, "base_model_tp_plan", None)
+        if part_plan and type(part).__name__.endswith("Model"):
+            prefix = f"{name}." if name else ""
+            plan |= {f"{prefix}{pattern}": style for pattern, style in part_plan.items()}
+    return {pattern: style for pattern, style in plan.items() if isinstance(style, str)}
+
+
+def _planned_tactic(
+    name: str, leaf: str, plan: Mapping[str, str], vocab_size: int | None, shape: tuple[int, ...]
+) -> str | None:
+    module_name, _, own_leaf = name.rpartition(".")
+    for pattern, style in plan.items():
+        regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
+        if style not in STYLES or not (regex.match(module_name) or regex.match(name)):
+            continue
+        weight, bias = STYLES[style]
+        if own_leaf == "bias":
+            return bias if len(shape) == 1 else None
+        if len(shape) != 2:
+            return None
+        if leaf == "kernel" and weight == "column" and shape[1] == vocab_size:
+            return "vocab_column"
+        if leaf == "embedding":
+            return "embedding"
+        if leaf != "kernel":  # in PyTorch's layout, (outputs, inputs)
+            return {"column": "row", "row": "column"}.get(weight, weight)
+        return weight
+    return None
+
+
+def _default_tactic(leaf: str, shape: tuple[int, ...], vocab_size: int | None) -> str:
+    if len(shape) < 2:
+        return "replicated"
+    if leaf == "embedding" and shape[0] == vocab_size:
+        return "table"
+    if shape[1] % 8 == 0:
+        return "table"
+    return "row_table" if shape[0] % 8 == 0 else "replicated"

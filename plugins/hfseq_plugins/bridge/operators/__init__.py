@@ -1,0 +1,16 @@
+"""PyTorch's operators as functions of jax arrays."""
+
+from __future__ import annotations
+
+from hfseq_plugins.bridge.operators import (  # noqa: F401  # each module fills the table
+    elementwise,
+    indexing,
+    layers,
+    linear_algebra,
+    recurrent,
+    reductions,
+    shapes,
+)
+from hfseq_plugins.bridge.operators.table import OPERATORS, Operator
+
+__all__ = ["OPERATORS", "Operator"]

@@ -1,0 +1,213 @@
+"""Operators that read and write places of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hfseq_plugins.bridge.operators.table import operator
+
+Array = jax.Array
+
+
+@operator("embedding")
+def _embedding(weight: Array, index: Array, *_: Any) -> Array:
+    return jnp.take(weight, index, axis=0, mode="clip")
+
+
+@operator("index_select")
+def _index_select(x: Array, dim: int, index: Array) -> Array:
+    return jnp.take(x, index, axis=dim, mode="clip")
+
+
+@operator("gather")
+def _gather(x: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
+    if not x.ndim:
+        return x
+    dim = dim % x.ndim
+    place = tuple(
+        slice(None) if axis == dim else slice(0, size) for axis, size in enumerate(index.shape)
+    )
+    return jnp.take_along_axis(x[place], index, dim, mode="clip")
+
+
+@operator("take_along_dim")
+def _take_along_dim(x: Array, index: Array, dim: int | None = None) -> Array:
+    return jnp.take_along_axis(x, index, dim)
+
+
+@operator("take")
+def _take(x: Array, index: Array) -> Array:
+    return x.reshape(-1)[index]
+
+
+def _place(indices: Any) -> tuple[Any, ...]:
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+@operator("index.Tensor", "_unsafe_index.Tensor")
+def _index(x: Array, indices: Any) -> Array:
+    return x[_place(indices)]
+
+
+@operator("index_put", "_unsafe_index_put", "_index_put_impl")
+def _index_put(
+    x: Array, indices: Any, values: Array, accumulate: bool = False, unsafe: bool = False
+) -> Array:
+    values = values.astype(x.dtype)
+    masks = [index for index in indices if index is not None and index.dtype == bool]
+    if masks and len(indices) == 1:
+        return _masked_put(x, masks[0], values, accumulate)
+    at = x.at[_place(indices)]
+    return at.add(values) if accumulate else at.set(values)
+
+
+def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array:
+    """Computes `x[mask] = values`, where the number of rows of `values` may depend on the mask.
+
+    The n-th row where the mask is true gets the n-th row of the values.
+    """
+    rest = x.shape[mask.ndim :]
+    wide = mask.reshape(mask.shape + (1,) * len(rest))
+    if values.ndim <= len(rest) or values.shape[0] == 1:
+        value = values if values.ndim <= len(rest) else values[0]
+        value = jnp.broadcast_to(value, x.shape)
+    else:
+        row = jnp.maximum(jnp.cumsum(mask.reshape(-1)) - 1, 0)
+        value = jnp.take(values, row, axis=0, mode="clip").reshape(x.shape)
+    return jnp.where(wide, x + value if accumulate else value, x)
+
+
+def _grid(index: Array, dim: int) -> tuple[Array, ...]:
+    grid = [lax.broadcasted_iota(jnp.int32, index.shape, axis) for axis in range(index.ndim)]
+    grid[dim] = index
+    return tuple(grid)
+
+
+def _scatter(x: Array, dim: int, index: Array, source: Any, method: str) -> Array:
+    if not x.ndim:
+        x, index = x[None], jnp.atleast_1d(index)
+        return _scatter(x, dim, index, source, method)[0]
+    if isinstance(source, jax.Array) and source.ndim:
+        source = source[tuple(slice(0, size) for size in index.shape)].astype(x.dtype)
+    return getattr(x.at[_grid(index, dim % x.ndim)], method)(source)
+
+
+@operator("scatter.src", "scatter.value")
+def _scatter_set(x: Array, dim: int, index: Array, source: Any) -> Array:
+    return _scatter(x, dim, index, source, "set")
+
+
+@operator("scatter_add")
+def _scatter_add(x: Array, dim: int, index: Array, source: Any) -> Array:
+    return _scatter(x, dim, index, source, "add")
+
+
+@operator("scatter.reduce", "scatter.value_reduce")
+def _scatter_reduce_name(x: Array, dim: int, index: Array, source: Any, reduce: str) -> Array:
+    return _scatter(x, dim, index, source, reduce)
+
+
+@operator("scatter_reduce.two")
+def _scatter_reduce(
+    x: Array, dim: int, index: Array, source: Array, reduce: str, include_self: bool = True
+) -> Array:
+    method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min", "mean": "add"}[reduce]
+    is_written = None
+    if not include_self:
+        is_written = _scatter(jnp.zeros(x.shape, bool), dim, index, True, "set")
+        neutral = {
+            "add": 0,
+            "multiply": 1,
+            "max": _limits(x.dtype)[0],
+            "min": _limits(x.dtype)[1],
+        }[method]
+        base = jnp.where(is_written, jnp.asarray(neutral, x.dtype), x)
+    else:
+        base = x
+    result = _scatter(base, dim, index, source, method)
+    if reduce == "mean":
+        count = _scatter(jnp.zeros(x.shape, x.dtype), dim, index, 1, "add")
+        result = result / jnp.maximum(count + (1 if include_self else 0), 1)
+    return result
+
+
+def _limits(dtype: Any) -> tuple[Any, Any]:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf, jnp.inf
+    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+
+
+@operator("index_add")
+def _index_add(x: Array, dim: int, index: Array, source: Array, alpha: Any = 1) -> Array:
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add((alpha * source).astype(x.dtype))
+
+
+@operator("index_copy")
+def _index_copy(x: Array, dim: int, index: Array, source: Array) -> Array:
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(source.astype(x.dtype))
+
+
+@operator("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _index_fill(x: Array, dim: int, index: Array, value: Any) -> Array:
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(value)
+
+
+@operator("masked_scatter")
+def _masked_scatter(x: Array, mask: Array, source: Array) -> Array:
+    """Writes the n-th number of the source to the n-th place where the mask is true."""
+    flat = jnp.broadcast_to(mask, x.shape).reshape(-1)
+    place = jnp.maximum(jnp.cumsum(flat) - 1, 0)
+    values = jnp.take(source.reshape(-1), place, mode="clip").astype(x.dtype)
+    return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
+
+
+@operator("one_hot")
+def _one_hot(x: Array, num_classes: int = -1) -> Array:
+    return jax.nn.one_hot(x, num_classes, dtype=jnp.int32)
+
+
+@operator("searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(
+    edges: Array,
+    x: Any,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Array:
+    side = side or ("right" if right else "left")
+    if edges.ndim == 1:
+        return jnp.searchsorted(edges, x, side=side)
+    rows = edges.reshape(-1, edges.shape[-1])
+    search = jax.vmap(lambda row, values: jnp.searchsorted(row, values, side=side))
+    return search(rows, x.reshape(len(rows), -1)).reshape(x.shape)
+
+
+@operator("bucketize.Tensor")
+def _bucketize(x: Array, edges: Array, out_int32: bool = False, right: bool = False) -> Array:
+    return jnp.searchsorted(edges, x, side="right" if right else "left")
+
+
+@operator("repeat_interleave.self_int")
+def _repeat_interleave(
+    x: Array, repeats: int, dim: int | None = None, output_size: int | None = None
+) -> Array:
+    return jnp.repeat(x, repeats, dim)
+
+
+@operator("repeat_interleave.self_Tensor")
+def _repeat_interleave_tensor(
+    x: Array, repeats: Array, dim: int | None = None, output_size: int | None = None
+) -> Array:
+    return jnp.repeat(x, repeats, dim, total_repeat_length=output_size)
+
+
+@operator("repeat_interleave.Tensor")
+def _repeat_interleave_counts(repeats: Array, output_size: int | None = None) -> Array:
+    return jnp.repeat(
+        jnp.arange(len(repeats), dtype=jnp.int32), repeats, total_repeat_length=output_size
+    )

@@ -1,0 +1,250 @@
+"""Operators that combine the elements along axes, and that sort them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hfseq_plugins.bridge.operators.table import add_all, operator
+
+Array = jax.Array
+
+
+def _axes(dim: Any) -> Any:
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        return None
+    return tuple(dim) if isinstance(dim, list | tuple) else dim
+
+
+def _summable(x: Array) -> Array:
+    """PyTorch sums truth values and small integers as int64."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.int32)
+
+
+def _integers(x: Array) -> Array:
+    return x.astype(jnp.int32)
+
+
+@operator("sum.dim_IntList", "sum.default")
+def _sum(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return _summable(x).sum(_axes(dim), keepdims=keepdim, dtype=dtype)
+
+
+@operator("nansum")
+def _nansum(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return jnp.nansum(x, _axes(dim), keepdims=keepdim, dtype=dtype)
+
+
+@operator("mean.dim", "mean.default")
+def _mean(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return x.mean(_axes(dim), keepdims=keepdim, dtype=dtype)
+
+
+@operator("prod.default", "prod.dim_int")
+def _prod(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return _summable(x).prod(_axes(dim), keepdims=keepdim, dtype=dtype)
+
+
+add_all(
+    {
+        "amax": lambda x, dim=(), keepdim=False: x.max(_axes(dim), keepdims=keepdim),
+        "amin": lambda x, dim=(), keepdim=False: x.min(_axes(dim), keepdims=keepdim),
+        "aminmax": lambda x, dim=None, keepdim=False: (
+            x.min(dim, keepdims=keepdim),
+            x.max(dim, keepdims=keepdim),
+        ),
+        "max": lambda x: x.max(),
+        "min": lambda x: x.min(),
+        "any any.dim any.dims": lambda x, dim=None, keepdim=False: (x != 0).any(
+            _axes(dim), keepdims=keepdim
+        ),
+        "all all.dim all.dims": lambda x, dim=None, keepdim=False: (x != 0).all(
+            _axes(dim), keepdims=keepdim
+        ),
+        "_is_all_true": lambda x: x.all(),
+        "_is_any_true": lambda x: x.any(),
+        "argmax": lambda x, dim=None, keepdim=False: _argument(x, dim, keepdim, jnp.argmax),
+        "argmin": lambda x, dim=None, keepdim=False: _argument(x, dim, keepdim, jnp.argmin),
+        "cumsum": lambda x, dim, dtype=None: (
+            jnp.cumsum(_summable(x), dim, dtype=dtype) if x.ndim else x
+        ),
+        "cumprod": lambda x, dim, dtype=None: jnp.cumprod(x, dim, dtype=dtype),
+        "logcumsumexp": lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
+        "logsumexp": lambda x, dim, keepdim=False: jax.nn.logsumexp(
+            x, _axes(dim), keepdims=keepdim
+        ),
+        "median": lambda x: jnp.sort(x.reshape(-1))[(x.size - 1) // 2],
+        "count_nonzero count_nonzero.dim_IntList": lambda x, dim=None: _integers(x != 0).sum(
+            _axes(dim)
+        ),
+        "bincount": lambda x, weights=None, minlength=0: _bincount(x, weights, minlength),
+    }
+)
+
+
+def _argument(x: Array, dim: int | None, keepdim: bool, function: Any) -> Array:
+    return function(x, dim, keepdims=keepdim and dim is not None)
+
+
+def _bincount(x: Array, weights: Array | None, minlength: int) -> Array:
+    # The length depends on values if one exceeds minlength.
+    return jnp.bincount(x, weights, length=minlength)
+
+
+@operator("max.dim")
+def _max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _extremum(x, dim, keepdim, jnp.argmax)
+
+
+@operator("min.dim")
+def _min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _extremum(x, dim, keepdim, jnp.argmin)
+
+
+def _extremum(x: Array, dim: int, keepdim: bool, function: Any) -> tuple[Array, Array]:
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    # The gradient belongs to one element, as in PyTorch, and not to all equal ones.
+    index = function(x, dim, keepdims=True)
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+@operator("median.dim", "nanmedian.dim")
+def _median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    index = jnp.take(jnp.argsort(x, dim), jnp.array([(x.shape[dim] - 1) // 2]), axis=dim)
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+@operator("cummax")
+def _cummax(x: Array, dim: int) -> tuple[Array, Array]:
+    values = lax.cummax(x, dim % x.ndim)
+    places = lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
+    return values, lax.cummax(jnp.where(x == values, places, 0), dim % x.ndim)
+
+
+@operator("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype")
+def vector_norm(
+    x: Array, order: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Array:
+    """Computes a norm. The gradient of the norm of zeros is zero, as in PyTorch."""
+    order = 2 if order is None else order
+    size = jnp.abs(x) if dtype is None else jnp.abs(x).astype(dtype)
+    axes = _axes(dim)
+    if order == math.inf:
+        return size.max(axes, keepdims=keepdim)
+    if order == -math.inf:
+        return size.min(axes, keepdims=keepdim)
+    if order == 0:
+        return (size != 0).sum(axes, keepdims=keepdim).astype(size.dtype)
+    if order == 1:
+        return size.sum(axes, keepdims=keepdim)
+    total = (jnp.square(size) if order == 2 else size**order).sum(axes, keepdims=keepdim)
+    is_zero = total == 0
+    root = jnp.where(is_zero, 1, total) ** (1 / order)
+    return jnp.where(is_zero, 0, root)
+
+
+@operator("linalg_norm")
+def _linalg_norm(
+    x: Array, order: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Array:
+    return vector_norm(x, order, dim, keepdim, dtype)
+
+
+@operator("var.correction", "var.dim", "var.default")
+def variance(
+    x: Array, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = 1
+) -> Array:
+    """Computes the variance."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    ddof = correction if unbiased is None else int(unbiased)
+    return x.var(_axes(dim), ddof=1 if ddof is None else ddof, keepdims=keepdim)
+
+
+@operator("std.correction", "std.dim", "std.default")
+def _std(x: Array, *args: Any, **kwargs: Any) -> Array:
+    return jnp.sqrt(variance(x, *args, **kwargs))
+
+
+@operator("var_mean.correction", "var_mean.dim")
+def _var_mean(
+    x: Array, dim: Any = None, keepdim: bool = False, correction: Any = 1
+) -> tuple[Array, Array]:
+    mean = x.mean(_axes(dim), keepdims=keepdim)
+    return variance(x, dim, None, keepdim, correction), mean
+
+
+@operator("std_mean.correction")
+def _std_mean(
+    x: Array, dim: Any = None, keepdim: bool = False, correction: Any = 1
+) -> tuple[Array, Array]:
+    squares, mean = _var_mean(x, dim, keepdim, correction)
+    return jnp.sqrt(squares), mean
+
+
+@operator("topk")
+def _topk(
+    x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Array, Array]:
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    moved = jnp.moveaxis(x, dim, -1)
+    moved = _integers(moved) if moved.dtype == bool else moved
+    _, index = lax.top_k(moved if largest else -moved, k)
+    index = jnp.moveaxis(index, -1, dim)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+@operator("kthvalue")
+def _kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    index = jnp.take(jnp.argsort(x, dim), jnp.array([k - 1]), axis=dim)
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+@operator("sort.default", "sort.stable")
+def _sort(
+    x: Array, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> tuple[Array, Array]:
+    index = jnp.argsort(x, dim, stable=True, descending=descending)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+@operator("argsort.default", "argsort.stable")
+def _argsort(
+    x: Array, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> Array:
+    return jnp.argsort(x, dim, stable=True, descending=descending)
+
+
+@operator("quantile", "quantile.scalar")
+def _quantile(
+    x: Array, q: Any, dim: Any = None, keepdim: bool = False, interpolation: str = "linear"
+) -> Array:
+    return jnp.quantile(x, q, dim, keepdims=keepdim, method=interpolation)
+
+
+@operator("_softmax", "softmax.int")
+def _softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    x = x if dtype is None or isinstance(dtype, bool) else x.astype(dtype)
+    return jax.nn.softmax(x, dim)
+
+
+@operator("_log_softmax", "log_softmax.int")
+def _log_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    x = x if dtype is None or isinstance(dtype, bool) else x.astype(dtype)
+    return jax.nn.log_softmax(x, dim)
+
+
+@operator("_safe_softmax")
+def _safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    x = x if dtype is None else x.astype(dtype)
+    is_masked = (x == -jnp.inf).all(dim, keepdims=True)
+    return jnp.where(is_masked, 0, jax.nn.softmax(jnp.where(is_masked, 0, x), dim))

@@ -1,0 +1,79 @@
+"""The error for models whose PyTorch code cannot be traced by jax, and the statement to blame."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from hfseq.errors import UsageError
+
+
+class Statement(NamedTuple):
+    """A place in PyTorch code.
+
+    Attributes:
+        file: The file below its package, such as `transformers/models/led/modeling_led.py`.
+        line: Number of the line, from 1.
+        function: Name of the function or method.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}, in {self.function}"
+
+
+class UnsupportedModel(UsageError):
+    """PyTorch code does something that cannot be traced by jax.
+
+    Attributes:
+        operator: Name of the operator, such as `aten.nonzero.default`, or of the statement.
+        statement: The place in the modeling file, or `None` if it is unknown.
+        solution: What the user can do.
+    """
+
+    def __init__(self, problem: str, *, operator: str, solution: str):
+        self.problem, self.operator, self.solution = problem, operator, solution
+        self.statement = current_statement()
+        place = f" ({self.statement})" if self.statement else ""
+        super().__init__(f"the bridge cannot run this model: {problem}{place}. {solution}")
+
+
+#: Packages whose frames are not the model's own code.
+_ENGINE = (f"{Path(__file__).parent}/", "/torch/", "/jax/", "/contextlib.py", "/copy.py")
+#: Files of Transformers that models call, and that are only named if no modeling file calls them.
+_HELPERS = ("/transformers/utils/", "/transformers/masking_utils.py", "/transformers/integrations/")
+
+
+def model_frame(start: FrameType | None = None) -> FrameType | None:
+    """Returns the innermost frame that belongs to the model's own code.
+
+    Args:
+        start: The frame at which the search starts. Default: the caller.
+    """
+    frame = start or sys._getframe(1)
+    helper = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in _ENGINE) and not name.startswith("<"):
+            if not any(part in name for part in _HELPERS):
+                return frame if "/transformers/" in name or helper is None else helper
+            helper = helper or frame
+        frame = frame.f_back  # type: ignore[assignment]
+    return helper
+
+
+def current_statement() -> Statement | None:
+    """Returns the statement of the model's code that is being executed."""
+    frame = model_frame(sys._getframe(1))
+    if frame is None:
+        return None
+    path = Path(frame.f_code.co_filename)
+    parts = path.parts
+    package = max((i for i, part in enumerate(parts) if part == "site-packages"), default=-1) + 1
+    file = "/".join(parts[package:]) if package else path.name
+    return Statement(file, frame.f_lineno, frame.f_code.co_name)

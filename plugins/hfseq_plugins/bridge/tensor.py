@@ -1,0 +1,309 @@
+"""Tensors of PyTorch that hold jax arrays.
+
+`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values are
+in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array, such
+as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that refers to
+its base, and a write to any of them changes what all others read. jax arrays themselves are never
+changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from hfseq_plugins.bridge.dtypes import TORCH_DTYPES, numpy_array
+from hfseq_plugins.bridge.refusals import UnsupportedModel
+from hfseq_plugins.bridge.value_checks import passing_answer
+
+Array = jax.Array
+
+
+class Scopes(threading.local):
+    """The scopes of jax that this thread is tracing.
+
+    A rematerialized layer is traced in its own scope. Its arrays must not be used outside of it.
+
+    Attributes:
+        active: Identifiers of the scopes, the innermost last.
+        writes: For each scope, the values that nodes of outer scopes had before the scope wrote to
+            them.
+    """
+
+    def __init__(self) -> None:
+        self.active: list[int] = [0]
+        self.writes: list[dict[Node, Any]] = [{}]
+
+
+scopes = Scopes()
+_scope_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def inner_scope() -> Iterator[dict[Node, Any]]:
+    """Enters a scope of jax within a `with` block.
+
+    Yields:
+        A dictionary that gets the written nodes of outer scopes as keys, and their former values.
+    """
+    writes: dict[Node, Any] = {}
+    scopes.active.append(next(_scope_numbers))
+    scopes.writes.append(writes)
+    try:
+        yield writes
+    finally:
+        scopes.active.pop()
+        scopes.writes.pop()
+
+
+class Unread:
+    """A value that must not be read, such as a random number without a key.
+
+    Args:
+        raise_error: Raises the error of a read.
+    """
+
+    def __init__(self, raise_error: Callable[[], Any]):
+        self.raise_error = raise_error
+
+
+class Node:
+    """Values of a tensor, or of a view of a tensor.
+
+    Attributes:
+        parent: The node that this is a view of, or `None`.
+        apply: Computes the values of the view from the parent's.
+        put: Computes the parent's values from its former ones and those of the view.
+        value: The array of a node without a parent. `None` if it is a constant.
+        constant: The tensor of PyTorch, if the value does not depend on jax arrays. A view and its
+            parent share their storage.
+        version: Number of writes to a node without a parent.
+        scope: The scope in which the node was created.
+    """
+
+    __slots__ = (
+        "apply",
+        "cached",
+        "constant",
+        "parent",
+        "put",
+        "root",
+        "scope",
+        "value",
+        "version",
+    )
+
+    def __init__(
+        self,
+        value: Any = None,
+        *,
+        constant: torch.Tensor | None = None,
+        parent: Node | None = None,
+        apply: Callable[[Array], Array] | None = None,
+        put: Callable[[Array, Array], Array] | None = None,
+    ):
+        self.value, self.constant, self.parent = value, constant, parent
+        self.apply, self.put = apply, put
+        self.root: Node = self if parent is None else parent.root
+        self.version = 0
+        self.scope = scopes.active[-1]
+        self.cached: tuple[int, int, Array] | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the values are independent of jax arrays."""
+        return self.root.constant is not None
+
+    def read(self) -> Array:
+        """Returns the current values."""
+        if self.is_constant:
+            assert self.constant is not None
+            return jnp.asarray(numpy_array(self.constant))
+        if self.parent is None:
+            if isinstance(self.value, Unread):
+                self.value.raise_error()
+            return self.value
+        if self.cached is not None:
+            version, scope, array = self.cached
+            if version == self.root.version and scope in scopes.active:
+                return array
+        assert self.apply is not None
+        array = self.apply(self.parent.read())
+        self.cached = (self.root.version, scopes.active[-1], array)
+        return array
+
+    def write(self, array: Array) -> None:
+        """Replaces the values, and with them those of all aliases."""
+        if self.parent is not None:
+            assert self.put is not None
+            self.parent.write(self.put(self.parent.read(), array))
+            self.cached = (self.root.version, scopes.active[-1], array)
+            return
+        if self.scope != scopes.active[-1] and self.scope in scopes.active:
+            inside = scopes.active.index(self.scope) + 1
+            for writes in scopes.writes[inside:]:
+                writes.setdefault(self, self.value if self.constant is None else self.read())
+        self.value, self.constant = array, None
+        self.version += 1
+
+
+class JaxTensor(torch.Tensor):
+    """A tensor of PyTorch without storage, whose values are a jax array or a constant.
+
+    Args:
+        node: The values.
+        shape: The shape.
+        dtype: PyTorch's data type, which may have 64 bits where jax has 32.
+        strides: PyTorch's strides, in elements. Default: those of a contiguous tensor.
+        offset: Number of elements of the storage before the tensor.
+    """
+
+    node: Node
+
+    @staticmethod
+    def __new__(
+        cls: type[JaxTensor],
+        node: Node,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        strides: tuple[int, ...] | None = None,
+        offset: int | None = None,
+    ) -> JaxTensor:
+        """Creates the tensor. PyTorch requires this instead of a constructor."""
+        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, strides=strides, storage_offset=offset, dtype=dtype, device="cpu"
+        )
+        tensor.node = node
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator."""
+        from hfseq_plugins.bridge.dispatch import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    @property
+    def array(self) -> Array:
+        """The values as a jax array."""
+        return self.node.read()
+
+    def jax(self) -> Array:
+        """Returns the values as a jax array.
+
+        Transformers calls this method to find out whether values are known while it builds masks.
+        """
+        return np.zeros(()) if self.node.is_constant else self.array  # type: ignore[return-value]
+
+    def known(self, operator: str) -> torch.Tensor:
+        """Returns the values as a tensor of PyTorch, for Python code that depends on them.
+
+        Args:
+            operator: What requires the values, for the error message.
+
+        Raises:
+            UnsupportedModel: The values are not known while jax traces the model.
+        """
+        if self.node.is_constant:
+            assert self.node.constant is not None
+            return self.node.constant
+        array = self.array
+        if isinstance(array, jax.core.Tracer):
+            raise UnsupportedModel(
+                f"{operator} asks for a value that is only known when the compiled program runs",
+                operator=operator,
+                solution=(
+                    "If the value comes from an input that has the same values in each batch, such "
+                    "as the sizes of images, pass that input as a NumPy array. Otherwise the model "
+                    "needs a native implementation"
+                ),
+            )
+        from hfseq_plugins.bridge.dtypes import torch_tensor
+
+        return torch_tensor(array).to(self.dtype)
+
+    def item(self) -> Any:
+        """Returns the value of a tensor with one element as a Python number."""
+        answer = passing_answer(self)
+        return self.known("item()").item() if answer is None else answer
+
+    def __bool__(self) -> bool:
+        answer = passing_answer(self)
+        return bool(self.known("a condition")) if answer is None else answer
+
+    def tolist(self) -> Any:
+        """Returns the values as nested lists."""
+        return self.known("tolist()").tolist()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Returns the values as a NumPy array."""
+        return self.known("numpy()").numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+    def __deepcopy__(self, memo: Any) -> JaxTensor:
+        copy = from_array(self.array, self.dtype)
+        memo[id(self)] = copy
+        return copy
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        kind = "constant" if self.node.is_constant else "traced"
+        return f"JaxTensor({tuple(self.shape)}, {self.dtype}, {kind})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if self.node.is_constant and self.dim() == 0:
+            return format(self.item(), spec)
+        return repr(self)
+
+
+def from_array(array: Array, dtype: torch.dtype | None = None) -> JaxTensor:
+    """Wraps a jax array.
+
+    Args:
+        array: The array.
+        dtype: PyTorch's data type. Default: the one that corresponds to that of the array, where
+            int32 corresponds to int64.
+    """
+    dtype = dtype or TORCH_DTYPES[jnp.dtype(array.dtype)]
+    return JaxTensor(Node(array), tuple(array.shape), dtype)
+
+
+def from_constant(tensor: torch.Tensor) -> JaxTensor:
+    """Wraps a tensor of PyTorch whose values do not depend on any jax array."""
+    tensor = tensor.detach()
+    node = Node(constant=tensor)
+    return JaxTensor(
+        node, tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset()
+    )
+
+
+def as_arrays(tree: Any) -> Any:
+    """Replaces all tensors in a tree of PyTorch by jax arrays."""
+    return torch.utils._pytree.tree_map(
+        lambda x: (
+            (x if isinstance(x, JaxTensor) else from_constant(x)).array
+            if isinstance(x, torch.Tensor)
+            else x
+        ),
+        tree,
+    )
+
+
+def as_tensors(tree: Any) -> Any:
+    """Replaces all jax arrays in a tree of PyTorch by tensors."""
+    return torch.utils._pytree.tree_map(
+        lambda x: from_array(x) if isinstance(x, jax.Array) else x, tree
+    )

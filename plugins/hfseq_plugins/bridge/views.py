@@ -1,0 +1,80 @@
+"""Writes through views: the values of a tensor after one of its views has been written to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Computes the values of a tensor from its former values and the new values of a view.
+Put = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def put_of(
+    func: Any, args: tuple[Any, ...], number: int | None, apply: Callable[[jax.Array], jax.Array]
+) -> Put:
+    """Returns the function that writes a view back to the tensor that it views.
+
+    Args:
+        func: The operator of the view, a `torch._ops.OpOverload`.
+        args: The arguments of the operator. The first one is the tensor.
+        number: Number of the view, if the operator returns several.
+        apply: Computes the view.
+    """
+    name = str(func).split(".")[1]
+    if name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "detach", "alias"):
+        if str(func) != "aten.view.dtype":
+            return _reshape
+    if name in ("transpose", "t", "permute", "numpy_T"):
+        return _transpose(name, args)
+    if name == "select":
+        return _put_at(args[1], args[2])
+    if name == "slice":
+        dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        end = None if end is None or end > 2**60 else end
+        return _put_at(dim, slice(start, end, step))
+    if name == "unbind":
+        return _put_at(args[1] if len(args) > 1 else 0, number)
+    if name == "view_as_complex":
+        return lambda parent, view: jnp.stack([view.real, view.imag], -1)
+    if name == "view_as_real":
+        return lambda parent, view: jax.lax.complex(view[..., 0], view[..., 1])
+    return _by_index(apply)
+
+
+def _reshape(parent: jax.Array, view: jax.Array) -> jax.Array:
+    return view.reshape(parent.shape)
+
+
+def _transpose(name: str, args: tuple[Any, ...]) -> Put:
+    if name == "transpose":
+        return lambda parent, view: jnp.swapaxes(view, args[1], args[2])
+    if name == "permute":
+        order = [int(axis) % len(args[1]) for axis in args[1]]
+        return lambda parent, view: jnp.transpose(view, np.argsort(order).tolist())
+    return lambda parent, view: view.T
+
+
+def _put_at(dim: int, index: Any) -> Put:
+    def put(parent: jax.Array, view: jax.Array) -> jax.Array:
+        place: list[Any] = [slice(None)] * parent.ndim
+        place[dim] = index
+        return parent.at[tuple(place)].set(view)
+
+    return put
+
+
+def _by_index(apply: Callable[[jax.Array], jax.Array]) -> Put:
+    """Writes each element of the view to its place, which the view of a table of places tells."""
+
+    def put(parent: jax.Array, view: jax.Array) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            places = jnp.arange(math.prod(parent.shape), dtype=jnp.int32).reshape(parent.shape)
+            index = np.asarray(apply(places)).reshape(-1)
+        return parent.reshape(-1).at[index].set(view.reshape(-1)).reshape(parent.shape)
+
+    return put

@@ -1,0 +1,170 @@
+"""Bridged models: equal to native ones, with the same files, and clear errors for bad inputs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import hfseq
+from hfseq.errors import HfseqError, UsageError, WeightsError
+from hfseq.nn import trees
+from hfseq.plugins import FALLBACK_TASKS
+from hfseq_plugins.bridge import heads
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}
+CONFIGS = {
+    "ForMaskedLM": transformers.BertConfig(**SIZES),
+    "ForCausalLM": transformers.LlamaConfig(**SIZES, num_key_value_heads=2, pad_token_id=0),
+}
+AUTO = {task: getattr(hfseq, f"FlaxAutoModel{task}") for task in CONFIGS}
+
+
+def inputs(rows=2, length=12, vocab_size=64):
+    ids = np.random.default_rng(0).integers(4, vocab_size, (rows, length)).astype(np.int32)
+    mask = np.ones_like(ids)
+    mask[1, 8:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path):
+    native = AUTO[task].from_config(CONFIGS[task])
+    native.save_pretrained(tmp_path / "native")
+    model = AUTO[task].from_pretrained(tmp_path / "native", bridge=True)
+    assert type(model).__module__ == "hfseq_plugins.bridge.classes"
+    real = inputs()["attention_mask"][..., None] == 1
+    logits = jax.jit(lambda params: model(**inputs(), params=params).logits)(model.params)
+    expected = native(**inputs()).logits
+    np.testing.assert_allclose(logits * real, expected * real, atol=1e-5)
+    model.save_pretrained(tmp_path / "bridged")
+    first, second = (
+        load_file(tmp_path / n / "model.safetensors") for n in ("native", "bridged")
+    )
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    written = json.loads((tmp_path / "bridged" / "config.json").read_text())
+    assert written["architectures"] == [native.torch_class_name()]
+
+
+def test_auto_prefers_the_native_class():
+    config = CONFIGS["ForMaskedLM"]
+    model = AUTO["ForMaskedLM"].from_config(config, bridge="auto", _do_init=False)
+    assert type(model) is hfseq.FlaxBertForMaskedLM
+    config = transformers.MPNetConfig(**SIZES)
+    model = AUTO["ForMaskedLM"].from_config(config, bridge="auto", _do_init=False)
+    assert type(model).__name__ == "FlaxMPNetForMaskedLM"
+    assert type(pickle.loads(pickle.dumps(model))) is type(model)
+    with pytest.raises(UsageError, match="bridge='yes'"):
+        AUTO["ForMaskedLM"].from_config(config, bridge="yes")
+
+
+def test_every_task_of_transformers_has_an_auto_class():
+    for name in dir(transformers):
+        if name.startswith("AutoModel") and hasattr(getattr(transformers, name), "from_config"):
+            assert hasattr(hfseq, f"Flax{name}"), name
+    assert {"ForObjectDetection", "ForCTC", "ForDepthEstimation"} <= {*FALLBACK_TASKS}
+    assert heads.torch_heads("detr")["ForObjectDetection"] == "DetrForObjectDetection"
+
+
+def test_frozen_parameters_are_not_trained():
+    config = transformers.PatchTSTConfig(
+        num_input_channels=1,
+        context_length=16,
+        patch_length=8,
+        patch_stride=8,
+        d_model=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=8,
+        do_mask_input=False,
+        positional_encoding_type="sincos",
+    )
+    model = hfseq.FlaxAutoModel.from_config(config, bridge=True, _do_init=False)
+    frozen = set(trees.flatten(model.abstract_params)) - model.trainable_paths
+    assert [path[-1] for path in frozen] == ["position_enc"]
+
+
+class UnknownConfig(transformers.PreTrainedConfig):
+    model_type = "no-such-model"
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "options", "message"),
+    [
+        ("ForMaskedLM", UnknownConfig(), {}, "no model type 'no-such-model'"),
+        ("ForObjectDetection", CONFIGS["ForMaskedLM"], {}, "ForObjectDetection.*'bert'.*ForMaskedLM"),
+        ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"trust_remote_code": True}, "trust_remote_code"),
+        ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"scan_layers": True}, "scan_layers"),
+        ("Model", transformers.TimmWrapperConfig(), {}, "pip install timm"),
+        (
+            "ForMaskedLM",
+            transformers.MPNetConfig(**SIZES | {"hidden_size": 30}),
+            {},
+            "MPNetForMaskedLM cannot be built",
+        ),
+    ],
+)
+def test_bad_requests_name_their_cause(task, config, options, message):
+    auto_class = getattr(hfseq, f"FlaxAutoModel{task.removeprefix('Model')}")
+    with pytest.raises(UsageError, match=message):
+        auto_class.from_config(config, bridge=True, **options)
+
+
+def test_torch_must_have_a_tested_version(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.9.0")
+    with pytest.raises(UsageError, match=r"torch 1\.9\.0"):
+        heads.describe_architecture("bert", "ForMaskedLM")
+
+
+def test_missing_torch_is_named_with_the_extra(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else find_spec(name, *a)
+    )
+    with pytest.raises(UsageError, match=r"pip install 'hfseq\[bridge\]'"):
+        AUTO["ForMaskedLM"].from_config(CONFIGS["ForMaskedLM"], bridge=True)
+
+
+def test_checkpoints_with_other_shapes_and_quantized_ones_are_refused(tmp_path):
+    model = AUTO["ForMaskedLM"].from_config(CONFIGS["ForMaskedLM"])
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(WeightsError, match="intermediate"):
+        AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
+    quantized = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    path.write_text(json.dumps(config | {"quantization_config": quantized}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    tensors[name] = tensors[name].astype(np.int8)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HfseqError, match="quantiz"):
+        AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
+
+
+def test_sharding_rules_follow_the_plan_of_the_configuration():
+    model = AUTO["ForCausalLM"].from_config(CONFIGS["ForCausalLM"], bridge=True, _do_init=False)
+    rules = {pattern.rpartition("/")[0]: tactic for pattern, tactic in model.sharding_rules()}
+    layer = r"^model/layers/0"
+    assert rules[f"{layer}/self_attn/q_proj"] == "column"
+    assert rules[f"{layer}/self_attn/o_proj"] == "row"
+    assert rules[r"^model/embed_tokens"] == "embedding"
+    assert rules[r"^lm_head"] == "vocab_column"
+    assert jnp.float32 == jax.tree.leaves(model.abstract_params)[0].dtype
