@@ -281,11 +281,11 @@ class TextGeneration(GenerationPipeline):
 
     A prompt is a text or a chat, which is a list of messages with ``role`` and ``content``.
     Messages of the assistant may also have ``reasoning_content`` and ``tool_calls``, and results of
-    tools have the role ``tool``. The output consists of the prompt and the generated text or message. If
-    the tokenizer has a ``response_template``, it divides the generated text into ``content``,
-    ``reasoning_content`` and ``tool_calls``, as in Transformers. Unlike in Transformers, decoding
-    is greedy unless ``do_sample`` is set. In addition to the options of ``generate``, the pipeline
-    accepts:
+    tools have the role ``tool``. The output consists of the prompt and the generated text or
+    message. If the tokenizer has a ``response_template``, it divides the generated text into
+    ``content``, ``reasoning_content`` and ``tool_calls``, as in Transformers. Unlike in
+    Transformers, decoding is greedy unless ``do_sample`` is set. In addition to the options of
+    ``generate``, the pipeline accepts:
 
     - ``return_full_text=False`` omits the prompt from the output.
     - ``return_tensors=True`` returns ``generated_token_ids`` instead of the text.
@@ -318,8 +318,8 @@ class TextGeneration(GenerationPipeline):
         for item in inputs:
             chat = item.get("messages") if isinstance(item, Mapping) else item
             if isinstance(chat, list):
-                own = item if isinstance(item, Mapping) else {}
-                encoded_inputs.append(self._chat(chat, template_options(options, own), options))
+                template = template_options(options, item if isinstance(item, Mapping) else {})
+                encoded_inputs.append(self._chat(chat, template, options))
                 continue
             text = self._text(item)
             if isinstance(text, RejectedInput):

@@ -160,8 +160,8 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
                 f"{weight.prefix}weight_g_idx contains the groups {groups.min()} to "
                 f"{groups.max()}, but there are {grid[1]} groups"
             )
-        whole = slice(0, grid[1])
-        return expand_blocks(read_grid, (blocks[0], 1), (region[0], whole))[:, groups]
+        columns = slice(0, grid[1])
+        return expand_blocks(read_grid, (blocks[0], 1), (region[0], columns))[:, groups]
 
     def values(region: Region) -> np.ndarray:
         scale = expand(scales, region)
