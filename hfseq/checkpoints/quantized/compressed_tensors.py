@@ -34,8 +34,8 @@ from hfseq.checkpoints.quantized.weights import (
     ceil_divide,
     expand_blocks,
     read_region,
+    split_bytes,
     unpack_bits,
-    unpack_nibbles,
 )
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import WeightsError
@@ -237,8 +237,8 @@ def _packed_fp4(weight: QuantizedWeight) -> tuple[tuple[int, ...], ReadRegion]:
         rows, columns = region
         first = columns.start // 2
         stored_bytes = packed.read((rows, slice(first, ceil_divide(columns.stop, 2))))
-        nibbles = unpack_nibbles(stored_bytes)[:, columns.start - 2 * first :]
-        return FP4_VALUES[nibbles[:, : columns.stop - columns.start]]
+        nibbles = split_bytes(stored_bytes, 4)[:, columns.start - 2 * first :]
+        return FP4_VALUES.take(nibbles[:, : columns.stop - columns.start])
 
     return (packed.shape[0], 2 * packed.shape[1]), codes
 
