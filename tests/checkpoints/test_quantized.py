@@ -83,8 +83,8 @@ def test_mxfp4_experts():
     assert set(result) == {prefix, f"{prefix}_bias"}
     # The values of MXFP4 are exact in bfloat16.
     np.testing.assert_array_equal(result[prefix].read(...).astype(np.float32), values)
-    index = (slice(1, 3), slice(33, 70), slice(2, 9))
-    np.testing.assert_array_equal(result[prefix].read(index).astype(np.float32), values[index])
+    for index in ((slice(1, 3), slice(33, 70), slice(2, 9)), (slice(0, 0),)):
+        np.testing.assert_array_equal(result[prefix].read(index).astype(np.float32), values[index])
 
 
 def test_fp8_experts_that_are_stacked():

@@ -313,7 +313,8 @@ def quantize_directory(source, destination, scheme):
         if not name.endswith("_proj.weight"):
             tensors[name] = array
             continue
-        parts, values[name] = pack(array.astype(np.float32), rng, **options)
+        parts, exact = pack(array.astype(np.float32), rng, **options)
+        values[name] = np.ascontiguousarray(exact)
         tensors |= {f"{module}{part}": np.ascontiguousarray(part_) for part, part_ in parts.items()}
     save_file(tensors, Path(destination, "model.safetensors"), {"format": "pt"})
     config = json.loads(Path(source, "config.json").read_text())

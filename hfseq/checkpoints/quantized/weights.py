@@ -107,6 +107,8 @@ class QuantizedWeight:
         """
 
         def fill(result: np.ndarray, region: Region) -> None:
+            if not result.size:
+                return
             if result.size <= PIECE or max(result.shape) == 1:
                 # The products are computed in float32 and rounded once.
                 result[...] = values(region)
