@@ -108,7 +108,10 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
         yield "", [f"{count:>13,}  {name}" for name, count in modules]
         template = "{}: {tensors} tensors, {bytes:,} bytes"
         if settings := report["quantization"]:
-            names = ("bits", "format", "checkpoint_format", "version", "group_size")
+            names = (
+                *("bits", "format", "checkpoint_format", "version", "group_size"),
+                *("weight_block_size", "bnb_4bit_quant_type", "load_in_8bit"),
+            )
             details = [f"{name} {settings[name]}" for name in names if settings.get(name)]
             yield "quantization", ", ".join([str(settings.get("quant_method")), *details])
         yield "types", [template.format(code, **row) for code, row in parameters["dtypes"].items()]

@@ -369,8 +369,8 @@ def _generate(
                 }
                 for each in answer.output
             ]
-            shown = prompt["messages"] if arguments.chat else prompt
-            output.write(json.dumps({"prompt": shown, "sequences": rows}, ensure_ascii=False))
+            row = {"prompt": prompt["messages"] if arguments.chat else prompt, "sequences": rows}
+            output.write(json.dumps(row, ensure_ascii=False))
             continue
         for index, sequence in enumerate(answer.output, 1):
             if len(prompts) * len(answer.output) > 1:

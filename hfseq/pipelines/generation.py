@@ -318,8 +318,8 @@ class TextGeneration(GenerationPipeline):
         for item in inputs:
             chat = item.get("messages") if isinstance(item, Mapping) else item
             if isinstance(chat, list):
-                own = item if isinstance(item, Mapping) else {}
-                encoded_inputs.append(self._chat(chat, template_options(options, own), options))
+                template = template_options(options, item if isinstance(item, Mapping) else {})
+                encoded_inputs.append(self._chat(chat, template, options))
                 continue
             text = self._text(item)
             if isinstance(text, RejectedInput):

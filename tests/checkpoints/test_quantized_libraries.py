@@ -130,8 +130,8 @@ def test_transformers_mxfp4_and_fp8(tmp_path):
     torch.manual_seed(0)
 
     def read(method, **tensors):
-        named = {f"m.{name}": tensor for name, tensor in tensors.items()}
-        save_file(named, tmp_path / "model.safetensors")
+        parts = {f"m.{name}": tensor for name, tensor in tensors.items()}
+        save_file(parts, tmp_path / "model.safetensors")
         opened = open_file(str(tmp_path / "model.safetensors")).tensors
         result = dequantize(opened, {"quantization_config": method}, "model", "float32")
         (tensor,) = result.values()

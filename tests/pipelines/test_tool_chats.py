@@ -101,8 +101,8 @@ def test_prompts_are_those_of_apply_chat_template(
         assert ("which city" in expected) == (length == 4)
     prompts = answer_with(generator, monkeypatch, "cold")
     (result,) = generator(chat, **options)
-    own = {"messages": chat, **options}  # as options of the chat
-    assert generator([own])[0][0] == result
+    with_options = {"messages": chat, **options}
+    assert generator([with_options])[0][0] == result
     assert prompts == [expected] * 2
     assert result["generated_text"] == [*chat, turn("assistant", "cold")]
 

@@ -160,11 +160,16 @@ def int8_rows(weight, rng, symmetric=True):
     return tensors, (codes.astype(np.float32) - zeros) * scales
 
 
-def bnb4(weight, rng, kind="nf4", nested=True, block=64):
+def bnb4(weight, rng, quant_type="nf4", nested=True, block=64):
     flat = weight.reshape(-1)
     table = np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
     codes = rng.integers(0, 16, flat.size)
-    state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": weight.shape}
+    state = {
+        "quant_type": quant_type,
+        "blocksize": block,
+        "dtype": "bfloat16",
+        "shape": weight.shape,
+    }
     num_blocks = -(-flat.size // block)
     tensors = {"weight.quant_map": table}
     if nested:
@@ -184,7 +189,7 @@ def bnb4(weight, rng, kind="nf4", nested=True, block=64):
     text = np.frombuffer(json.dumps(state).encode(), np.uint8)
     tensors |= {
         "weight": (codes[::2] << 4 | codes[1::2]).astype(np.uint8)[:, None],
-        f"weight.quant_state.bitsandbytes__{kind}": text,
+        f"weight.quant_state.bitsandbytes__{quant_type}": text,
     }
     values = table[codes] * np.repeat(scales, block)[: flat.size]
     return tensors, values.reshape(weight.shape)
@@ -287,7 +292,7 @@ SCHEMES = {
     "fp4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
         bnb4,
-        {"kind": "fp4", "nested": False},
+        {"quant_type": "fp4", "nested": False},
     ),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8, {}),
 }
@@ -308,7 +313,8 @@ def quantize_directory(source, destination, scheme):
         if not name.endswith("_proj.weight"):
             tensors[name] = array
             continue
-        parts, values[name] = pack(array.astype(np.float32), rng, **options)
+        parts, exact = pack(array.astype(np.float32), rng, **options)
+        values[name] = np.ascontiguousarray(exact)
         tensors |= {f"{module}{part}": np.ascontiguousarray(part_) for part, part_ in parts.items()}
     save_file(tensors, Path(destination, "model.safetensors"), {"format": "pt"})
     config = json.loads(Path(source, "config.json").read_text())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.checkpoints.quantized.gptq import check_groups, check_integer_settings
-from hfseq.checkpoints.quantized.weights import QuantizedWeight, Region, unpack_bits
+from hfseq.checkpoints.quantized.weights import QuantizedWeight, Region
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import WeightsError
 
@@ -24,7 +24,7 @@ PARTS = re.compile(r"(.*\.)(qweight|qzeros|scales)")
 UNUSED = None
 CODES = None
 #: Position in the word of the integer of each output.
-POSITIONS = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def check(settings: Mapping[str, Any], location: str) -> None:
@@ -54,17 +54,20 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
     zeros = weight.require("qzeros", ("int32",), (num_groups, codes.shape[1]), source)
 
     def integers(tensor: Tensor, rows: slice, outputs: slice) -> np.ndarray:
-        words = slice(outputs.start // 8 * 8, -(-outputs.stop // 8) * 8)
-        in_order = unpack_bits(tensor.read, 4, (rows, words)).reshape(rows.stop - rows.start, -1, 8)
-        flat = in_order[..., POSITIONS].reshape(rows.stop - rows.start, words.stop - words.start)
-        return flat[:, outputs.start - words.start : outputs.stop - words.start].astype(np.float32)
+        first = outputs.start // 8
+        words = tensor.read((rows, slice(first, -(-outputs.stop // 8)))).view(np.uint32)
+        flat = np.empty((len(words), 8 * words.shape[1]), np.float32)
+        for output, position in enumerate(POSITIONS):
+            flat[:, output::8] = (words >> np.uint32(4 * position)) & np.uint32(15)
+        return flat[:, outputs.start - 8 * first : outputs.stop - 8 * first]
 
     def values(region: Region) -> np.ndarray:
         outputs, inputs = region
         rows = slice(inputs.start // group_size, -(-inputs.stop // group_size))
         groups = np.arange(inputs.start, inputs.stop) // group_size - rows.start
-        zero = integers(zeros, rows, outputs)[groups]
-        scale = scales.read((rows, outputs)).astype(np.float32)[groups]
-        return ((integers(codes, inputs, outputs) - zero) * scale).T
+        product = integers(codes, inputs, outputs)
+        product -= integers(zeros, rows, outputs)[groups]
+        product *= scales.read((rows, outputs)).astype(np.float32)[groups]
+        return product.T
 
     return weight.dequantized((out_size, in_size), values)

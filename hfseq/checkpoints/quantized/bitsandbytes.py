@@ -25,7 +25,8 @@ from hfseq.checkpoints.quantized.weights import (
     QuantizedWeight,
     Region,
     ceil_divide,
-    unpack_nibbles,
+    expand_blocks,
+    split_bytes,
 )
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import parse_json
@@ -120,15 +121,15 @@ def _read_4bit(weight: QuantizedWeight) -> Tensor:
             stored = packed.read((slice(first, last), *[slice(0, 1)] * (len(packed.shape) - 1)))
         else:  # (1, n)
             stored = packed.read(...).reshape(-1)[first:last]
-        nibbles = unpack_nibbles(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), True)
+        stored_bytes = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
+        nibbles = split_bytes(stored_bytes, 4, high_first=True)
         return nibbles[start - 2 * item_size * first :][: stop - start]
 
     def values(region: Region) -> np.ndarray:
         row_size = math.prod(shape[1:])
         start, stop = region[0].start * row_size, region[0].stop * row_size
-        blocks = slice(start // block_size, ceil_divide(stop, block_size))
-        block_of_value = np.arange(start, stop) // block_size - blocks.start
-        flat = code_values.read(...)[codes(start, stop)] * scales(blocks)[block_of_value]
+        flat = code_values.read(...).take(codes(start, stop))
+        flat *= expand_blocks(lambda part: scales(part[0]), (block_size,), (slice(start, stop),))
         rows = flat.reshape(region[0].stop - region[0].start, *shape[1:])
         return rows[(slice(None), *region[1:])]
 

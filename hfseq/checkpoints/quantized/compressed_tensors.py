@@ -34,8 +34,8 @@ from hfseq.checkpoints.quantized.weights import (
     ceil_divide,
     expand_blocks,
     read_region,
+    split_bytes,
     unpack_bits,
-    unpack_nibbles,
 )
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import WeightsError
@@ -160,8 +160,8 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
                 f"{weight.prefix}weight_g_idx contains the groups {groups.min()} to "
                 f"{groups.max()}, but there are {grid[1]} groups"
             )
-        whole = slice(0, grid[1])
-        return expand_blocks(read_grid, (blocks[0], 1), (region[0], whole))[:, groups]
+        columns = slice(0, grid[1])
+        return expand_blocks(read_grid, (blocks[0], 1), (region[0], columns))[:, groups]
 
     def values(region: Region) -> np.ndarray:
         scale = expand(scales, region)
@@ -237,8 +237,8 @@ def _packed_fp4(weight: QuantizedWeight) -> tuple[tuple[int, ...], ReadRegion]:
         rows, columns = region
         first = columns.start // 2
         stored_bytes = packed.read((rows, slice(first, ceil_divide(columns.stop, 2))))
-        nibbles = unpack_nibbles(stored_bytes)[:, columns.start - 2 * first :]
-        return FP4_VALUES[nibbles[:, : columns.stop - columns.start]]
+        nibbles = split_bytes(stored_bytes, 4)[:, columns.start - 2 * first :]
+        return FP4_VALUES.take(nibbles[:, : columns.stop - columns.start])
 
     return (packed.shape[0], 2 * packed.shape[1]), codes
 

@@ -22,7 +22,6 @@ from hfseq.checkpoints.quantized.weights import (
     QuantizedWeight,
     Region,
     read_region,
-    resolve,
     unpack_bits,
 )
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
@@ -100,28 +99,55 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
     if is_shifted and 32 % bits == 0:
         offset = np.int32(sum(1 << position for position in range(0, 32, bits)))
 
-    def read_zeros(region: Region) -> np.ndarray:
-        return zeros.read(region) + offset
+    def read_zeros(groups: slice, outputs: slice) -> np.ndarray:
+        """Returns the zeros as int32 `(groups, outputs)`."""
+        read = lambda region: zeros.read(region) + offset  # noqa: E731
+        zero = unpack_bits(read, bits, (groups, outputs)).astype(np.int32)
+        if is_shifted and 32 % bits:
+            zero = (zero + 1) & ((1 << bits) - 1)
+        return zero
 
     def values(region: Region) -> np.ndarray:
         outputs, inputs = region
-        groups = np.arange(inputs.start, inputs.stop) // group_size
+        groups = slice(inputs.start // group_size, -(-inputs.stop // group_size))
+        index = np.arange(inputs.start, inputs.stop) // group_size - groups.start
         if group_of_input is not None:
-            groups = group_of_input.read((inputs,)).astype(np.int64)
-        if len(groups) and not 0 <= groups.min() <= groups.max() < num_groups:
+            groups = slice(0, num_groups)
+            index = group_of_input.read((inputs,)).astype(np.int64)
+        if len(index) and not 0 <= index.min() <= index.max() < num_groups:
             raise weight.error(
-                f"{weight.prefix}g_idx contains the groups {groups.min()} to {groups.max()}, but "
+                f"{weight.prefix}g_idx contains the groups {index.min()} to {index.max()}, but "
                 f"{weight.prefix}scales has {num_groups} groups"
             )
-        integers = unpack_bits(read_region(codes, transposed=True), bits, region)
-        part = resolve((slice(None), outputs), (num_groups, out_size))
-        zero = unpack_bits(read_zeros, bits, part).astype(np.int32)
-        if is_shifted and 32 % bits:
-            zero = (zero + 1) & ((1 << bits) - 1)
-        scale = scales.read(part).astype(np.float32)
-        return (integers.astype(np.float32) - zero[groups].T) * scale[groups].T
+        scale = scales.read((groups, outputs)).astype(np.float32)
+        zero = read_zeros(groups, outputs).astype(np.float32)
+        product = unpack_columns(codes, bits, inputs, outputs).astype(np.float32)
+        product -= zero[index]
+        product *= scale[index]
+        return product.T
 
     return weight.dequantized((out_size, in_size), values)
+
+
+def unpack_columns(codes: Tensor, bits: int, inputs: slice, outputs: slice) -> np.ndarray:
+    """Returns a part of a matrix of integers that is packed along its first axis.
+
+    Args:
+        codes: The int32 words, `(in * bits / 32, out)`.
+        bits: Bits per integer.
+        inputs: The rows of the matrix.
+        outputs: The columns of the matrix.
+    """
+    if 32 % bits:  # an integer may extend over two words
+        return unpack_bits(read_region(codes, transposed=True), bits, (outputs, inputs)).T
+    count = 32 // bits
+    first = inputs.start // count
+    words = codes.read((slice(first, -(-inputs.stop // count)), outputs)).view(np.uint32)
+    integers = np.empty((len(words), count, words.shape[1]), np.uint8)
+    for position in range(count):
+        integers[:, position] = (words >> np.uint32(bits * position)) & np.uint32((1 << bits) - 1)
+    start = inputs.start - first * count
+    return integers.reshape(-1, words.shape[1])[start : start + inputs.stop - inputs.start]
 
 
 def check_groups(weight: QuantizedWeight, in_size: int, group_size: int) -> int:

@@ -21,7 +21,7 @@ from hfseq.checkpoints.quantized.weights import (
     QuantizedWeight,
     Region,
     exponent_values,
-    unpack_nibbles,
+    split_bytes,
 )
 from hfseq.checkpoints.weights import Tensor
 
@@ -52,8 +52,8 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
         first = inputs.start // GROUP_SIZE
         groups = slice(first, -(-inputs.stop // GROUP_SIZE))
         part = (*outer, outputs, groups)
-        codes = unpack_nibbles(blocks.read((*part, slice(0, GROUP_SIZE // 2))))
-        dequantized = FP4_VALUES[codes] * exponent_values(scales.read(part))[..., None]
+        codes = split_bytes(blocks.read((*part, slice(0, GROUP_SIZE // 2))), 4)
+        dequantized = FP4_VALUES.take(codes) * exponent_values(scales.read(part))[..., None]
         start = inputs.start - first * GROUP_SIZE
         flat = dequantized.reshape(*dequantized.shape[:-2], -1)
         return flat[..., start : start + inputs.stop - inputs.start].swapaxes(-1, -2)

@@ -7,7 +7,6 @@ and scales of a part of the weight, so that each host dequantizes no more than i
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,8 +19,8 @@ Region = tuple[slice, ...]
 #: A function that reads a region of an array.
 ReadRegion = Callable[[Region], np.ndarray]
 
-#: Number of values that are dequantized at once.
-PIECE = 1 << 22
+#: Maximum number of values that are dequantized at once.
+PIECE = 1 << 20
 
 #: The values of FP4 codes (E2M1): one sign bit, two exponent bits and one mantissa bit.
 FP4_VALUES = np.array(
@@ -107,16 +106,26 @@ class QuantizedWeight:
             values: A function that dequantizes a region of the weight to float32.
         """
 
+        def fill(result: np.ndarray, region: Region) -> None:
+            if not result.size:
+                return
+            if result.size <= PIECE or max(result.shape) == 1:
+                # The products are computed in float32 and rounded once.
+                result[...] = values(region)
+                return
+            axis = next(axis for axis, size in enumerate(result.shape) if size > 1)
+            step = max(1, PIECE * result.shape[axis] // result.size)
+            for start in range(0, result.shape[axis], step):
+                stop = min(start + step, result.shape[axis])
+                part = slice(region[axis].start + start, region[axis].start + stop)
+                piece = result[(*[slice(None)] * axis, slice(start, stop))]
+                fill(piece, (*region[:axis], part, *region[axis + 1 :]))
+
         def read(index: Index) -> np.ndarray:
             region = resolve(index, shape)
             sizes = [part.stop - part.start for part in region]
             result = np.empty(sizes, np.dtype(self.dtype))
-            step = max(1, PIECE // max(1, math.prod(sizes[1:])))
-            for start in range(0, sizes[0], step):
-                stop = min(start + step, sizes[0])
-                rows = slice(region[0].start + start, region[0].start + stop)
-                # The products are computed in float32 and rounded once.
-                result[start:stop] = values((rows, *region[1:]))
+            fill(result, region)
             return result
 
         return Tensor(shape, self.dtype, read)
@@ -161,7 +170,10 @@ def expand_blocks(read: ReadRegion, blocks: tuple[int, ...], region: Region) -> 
     values = exponent_values(values) if values.dtype == np.uint8 else values.astype(np.float32)
     for axis, (part, block, span) in enumerate(zip(region, blocks, spans, strict=True)):
         if block > 1 and values.shape[axis] > 1:
-            values = values.take(np.arange(part.start, part.stop) // block - span.start, axis)
+            start = part.start - span.start * block
+            repeated = np.repeat(values, block, axis)
+            columns = slice(start, start + part.stop - part.start)
+            values = repeated[(*[slice(None)] * axis, columns)]
     return values
 
 
@@ -190,21 +202,24 @@ def unpack_bits(read: ReadRegion, bits: int, region: Region) -> np.ndarray:
     stored_bytes = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     start, count = columns.start * bits - 32 * first, columns.stop - columns.start
     if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (stored_bytes[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-        return codes.reshape(len(words), -1)[:, start // bits :][:, :count]
+        codes = split_bytes(stored_bytes, bits)
+        return codes[:, start // bits :][:, :count]
     sequence = np.unpackbits(stored_bytes, axis=1, bitorder="little")
     sequence = sequence[:, start : start + count * bits].reshape(len(words), count, bits)
     return np.packbits(sequence, axis=2, bitorder="little")[..., 0]
 
 
-def unpack_nibbles(packed: np.ndarray, high_first: bool = False) -> np.ndarray:
-    """Splits the bytes along the last axis into two 4-bit codes each.
+def split_bytes(packed: np.ndarray, bits: int, high_first: bool = False) -> np.ndarray:
+    """Splits the bytes along the last axis into codes of 1, 2, 4 or 8 bits.
 
     Args:
         packed: A uint8 array.
-        high_first: Whether the high bits of a byte are the first of the two codes.
+        bits: Bits per code.
+        high_first: Whether the high bits of a byte are the first code.
     """
-    low, high = packed & np.uint8(15), packed >> np.uint8(4)
-    pair = (high, low) if high_first else (low, high)
-    return np.stack(pair, axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+    count = 8 // bits
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] * count), np.uint8)
+    for position in range(count):
+        shift = bits * (count - 1 - position if high_first else position)
+        codes[..., position::count] = (packed >> np.uint8(shift)) & np.uint8((1 << bits) - 1)
+    return codes
