@@ -14,15 +14,17 @@ from tests.support import models
 FAMILIES = Path(__file__).resolve().parent.parent / "docs" / "families"
 NAMES = [
     "albert", "bart", "beit", "bert", "big_bird", "blenderbot", "blenderbot-small", "bloom", "clip",
-    "clip_text_model", "clip_vision_model", "cohere", "cohere2", "dinov2", "distilbert", "electra",
-    "encoder-decoder", "ernie4_5", "esm", "eurobert", "exaone4", "falcon", "fp8_encoder", "gemma",
-    "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite",
-    "helium", "llama", "longt5", "marian", "mbart", "megatron-bert", "ministral", "mistral",
-    "modernbert", "modernbert-decoder", "mt5", "olmo", "olmo2", "olmo3", "opt", "pegasus", "phi",
-    "phi3", "qwen2", "qwen3", "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer",
-    "seed_oss", "smollm3", "speech-encoder-decoder", "stablelm", "starcoder2", "t5",
+    "clip_text_model", "clip_vision_model", "cohere", "cohere2", "dinov2", "dinov3_vit",
+    "distilbert", "electra", "encoder-decoder", "ernie4_5", "esm", "eurobert", "exaone4", "falcon",
+    "falcon_mamba", "fp8_encoder", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2",
+    "gpt_neo", "gpt_neox", "gptj", "granite", "helium", "hubert", "llama", "longt5", "m2m_100",
+    "mamba2", "marian", "mbart", "megatron-bert", "ministral", "mistral", "modernbert",
+    "modernbert-decoder", "mt5", "olmo", "olmo2", "olmo3", "opt", "pegasus", "phi", "phi3", "qwen2",
+    "qwen3", "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer", "seed_oss",
+    "siglip", "siglip2", "siglip2_text_model", "siglip2_vision_model", "siglip_text_model",
+    "siglip_vision_model", "smollm3", "speech-encoder-decoder", "stablelm", "starcoder2", "t5",
     "vision-encoder-decoder", "vision-text-dual-encoder", "vit", "vq_transformer", "wav2vec2",
-    "whisper", "wmt_transformer", "xglm", "xlm-roberta",
+    "wavlm", "whisper", "wmt_transformer", "xglm", "xlm-roberta",
 ]  # fmt: skip
 #: What is in the trees of their parts is on the pages of those.
 PAIRS = ("encoder_decoder", "speech_encoder_decoder", "vision_encoder_decoder")
@@ -31,11 +33,16 @@ PICTURES = (
     "beit",
     "clip",
     "dinov2",
+    "dinov3_vit",
+    "hubert",
     "regnet",
     "resnet",
+    "siglip",
+    "siglip2",
     "vision_text_dual_encoder",
     "vit",
     "wav2vec2",
+    "wavlm",
     "whisper",
     *PAIRS,
 )
