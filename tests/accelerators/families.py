@@ -288,8 +288,8 @@ NESTED = (
 NOT_COMPILED = {
     "speech-encoder-decoder": "no objective trains it",
     "dinov3_vit": "it has no head that an objective trains",
-    "hubert": "the encoder of wav2vec2, which is compiled; no objective trains its heads",
-    "wavlm": "no objective trains its heads",
+    "hubert": "the encoder of wav2vec2, which is compiled",
+    "wavlm": "only CTC trains it, which this table does not have",
     "siglip": "the objective of images and texts has the loss of CLIP",
     "siglip_text_model": "the half of a SigLIP",
     "siglip_vision_model": "the half of a SigLIP",

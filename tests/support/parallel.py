@@ -153,7 +153,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "regnet": {},
 }
 #: Inputs whose second axis is not split over the `sequence` mesh axis.
-UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
+UNSPLIT = (
+    *("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_values", "input_features"),
+    "inputs",
+)
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
@@ -203,7 +206,9 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
     model_inputs = (
         {"input_ids": ids, "attention_mask": mask} if model.has_input("input_ids") else {}
     )
-    if model.has_input("pixel_values"):
+    if model.has_input("spatial_shapes"):
+        model_inputs |= models.patches(ROWS)
+    elif model.has_input("pixel_values"):
         model_inputs["pixel_values"] = models.images(ROWS)
     if model.has_input("input_values"):
         model_inputs["input_values"] = models.waveforms(ROWS)
