@@ -87,7 +87,7 @@ class Mixer(StateMixer):
     def scan(
         self,
         states: jax.Array,  # (batch, length, inner)
-        rest: jax.Array | None,
+        time_steps: jax.Array | None,
         real: jax.Array | None,  # (batch, length)
         start: jax.Array,  # (batch, inner, state_size)
     ) -> tuple[jax.Array, jax.Array]:

@@ -129,13 +129,13 @@ class StateMixer(nn.StateAttention):
         Returns:
             The input of the output projection, `(batch, length, inner)`.
         """
-        gate, inputs, rest = self.split(projected)
+        gate, inputs, time_steps = self.split(projected)
         window = start["window"].astype(inputs.dtype)
         sequence = jnp.concatenate([window, inputs], 1)
         states = self.act(self.conv1d(sequence))
         if real is not None:
             states = states * real[..., None]
-        y, state = self.scan(states, rest, real, start["state"])
+        y, state = self.scan(states, time_steps, real, start["state"])
         count = jnp.full(len(inputs), inputs.shape[1]) if real is None else real.sum(1)
         count = count.astype(jnp.int32)
         columns = count[:, None] + jnp.arange(self.taps - 1)
@@ -149,13 +149,13 @@ class StateMixer(nn.StateAttention):
         return self.apply_gate(y, gate)
 
     def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Splits the output of `in_proj` into gate, input of the convolution, and the rest."""
+        """Splits the output of `in_proj` into gate, input of the convolution, and time steps."""
         raise NotImplementedError
 
     def scan(
         self,
         states: jax.Array,  # (batch, length, channels)
-        rest: jax.Array | None,  # (batch, length, features)
+        time_steps: jax.Array | None,  # (batch, length, features)
         real: jax.Array | None,  # (batch, length)
         start: jax.Array,  # (batch, *state_shape)
     ) -> tuple[jax.Array, jax.Array]:
@@ -217,7 +217,7 @@ class Mixer(StateMixer):
     def scan(
         self,
         states: jax.Array,  # (batch, length, channels)
-        rest: jax.Array | None,  # (batch, length, heads)
+        time_steps: jax.Array | None,  # (batch, length, heads)
         real: jax.Array | None,  # (batch, length)
         start: jax.Array,  # (batch, heads, head_dim, state_size)
     ) -> tuple[jax.Array, jax.Array]:
@@ -226,9 +226,9 @@ class Mixer(StateMixer):
         Returns:
             The output, float32 `(batch, length, inner)`, and the last state.
         """
-        assert rest is not None
+        assert time_steps is not None
         length = states.shape[1]
-        steps = jax.nn.softplus(rest.astype(jnp.float32) + self.dt_bias[...])
+        steps = jax.nn.softplus(time_steps.astype(jnp.float32) + self.dt_bias[...])
         steps = jnp.clip(steps, *self.limits)
         if real is not None:
             steps = steps * real[..., None]
@@ -274,7 +274,7 @@ class Mixer(StateMixer):
         grouped = y.reshape(*y.shape[:-1], self.groups, -1)
         variance = jnp.square(grouped).mean(-1, keepdims=True)
         grouped = grouped * jax.lax.rsqrt(variance + self.norm.epsilon)
-        return grouped.reshape(y.shape) * self.norm.weight[...]  # type: ignore[no-any-return]
+        return grouped.reshape(y.shape) * self.norm.weight[...]  # type: ignore[attr-defined]  # its parameter
 
 
 class Block(nnx.Module):
@@ -393,7 +393,7 @@ class FlaxMambaPreTrainedModel(FlaxPreTrainedModel):
     weight_aliases = {"lm_head.weight": "backbone.embeddings.weight"}
     weight_synonyms = {"backbone.embedding": "backbone.embeddings"}
 
-    def __call__(  # type: ignore[override]  # there are no positions and no attention weights
+    def __call__(  # type: ignore[override]  # without positions and attention weights
         self,
         input_ids: Input,
         attention_mask: Input = None,

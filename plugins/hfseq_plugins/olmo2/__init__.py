@@ -1,6 +1,6 @@
 """OLMo 2 (Walsh et al., 2025, https://arxiv.org/abs/2501.00656).
 
-Llama with norms behind its blocks and normalized queries and keys.
+Llama with norms after its blocks and normalized queries and keys.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForSequenceClassification": f"{MODELING}:FlaxOlmo2ForSequenceClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms behind its blocks (Walsh et al., 2025).",
+        card="A causal Transformer decoder with norms after its blocks (Walsh et al., 2025).",
         citation=CITATION,
     )

@@ -26,7 +26,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForSequenceClassification": f"{MODELING}:FlaxOlmo3ForSequenceClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms behind its blocks and sliding windows "
+        card="A causal Transformer decoder with norms after its blocks and sliding windows "
         "(Olmo Team, 2025).",
         citation=CITATION,
     )

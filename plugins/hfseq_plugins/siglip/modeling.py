@@ -413,7 +413,7 @@ class Siglip(Contrast):
         rngs: Keys | None = None,
     ) -> jax.Array:
         """Returns the embeddings of images, `(batch, hidden)`."""
-        return self.vision_model(pixel_values, rngs=rngs).pooler_output  # type: ignore[no-any-return]
+        return self.vision_model(pixel_values, rngs=rngs).pooler_output
 
     def __call__(
         self,

@@ -171,7 +171,7 @@ class Siglip2(siglip.Contrast):
     ) -> jax.Array:
         """Returns the embeddings of images, `(batch, hidden)`."""
         outputs = self.vision_model(pixel_values, pixel_attention_mask, spatial_shapes, rngs=rngs)
-        return outputs.pooler_output  # type: ignore[no-any-return]
+        return outputs.pooler_output
 
     def __call__(
         self,
