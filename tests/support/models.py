@@ -337,7 +337,6 @@ mamba2_config = _tiny(
     head_dim=8,
     n_groups=2,
     chunk_size=5,
-    time_step_limit=(0.05, 0.4),
 )
 marian_config = _tiny(
     "MarianConfig", **_SIDES, pad_token_id=3, decoder_start_token_id=3, eos_token_id=0
