@@ -57,19 +57,25 @@ SIZES: dict[str, dict[str, Any]] = {
             "olmo",
             "olmo2",
             "phi",
-            "phi3",
             "granite",
             "glm",
             "glm4",
             "cohere",
-            "stablelm",
             "starcoder2",
             "ernie4_5",
             "seed_oss",
         ),
         {**_ENCODER, "num_key_value_heads": 8},
     ),
-    "gpt_neox": _ENCODER,
+    # The rotated part of a head must have an even number of features.
+    **dict.fromkeys(
+        ("phi3", "stablelm", "gpt_neox"),
+        {
+            **_ENCODER,
+            "num_key_value_heads": 8,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
     "falcon": {**_ENCODER, "num_kv_heads": 8},
     "helium": {**_ENCODER, "num_key_value_heads": 8, "head_dim": 4},
     **dict.fromkeys(

@@ -28,7 +28,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxOlmo2ForCausalLM",
             "ForSequenceClassification": f"{MODELING}:FlaxOlmo2ForSequenceClassification",
         },
-        sharding="hfseq_plugins.decoder.sharding:RULES",
+        sharding="hfseq_plugins.olmo2.modeling:RULES",
         card="A causal Transformer decoder with norms after its blocks (Walsh et al., 2025).",
         citation=CITATION,
     )
