@@ -37,6 +37,16 @@ def normal(stddev: float) -> Initializer:
     return jax.nn.initializers.normal(stddev)
 
 
+def truncated_normal(stddev: float) -> Initializer:
+    """Returns a normal initializer whose values are between -2 and 2.
+
+    As in PyTorch's `trunc_normal_`, and unlike in `jax.nn.initializers`, these limits are not
+    multiples of `stddev`.
+    """
+    limit = 2 / stddev
+    return jax.nn.initializers.truncated_normal(stddev, lower=-limit, upper=limit)
+
+
 class LowRankConfig(NamedTuple):
     """Settings of the low-rank adapter of a layer (LoRA; Hu et al., 2021), as in PEFT.
 

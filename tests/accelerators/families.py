@@ -207,6 +207,16 @@ FAMILIES = {
     "falcon": Family(
         "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,vocab_size=1024", 1, "",
     ),
+    "mamba2": Family(
+        "hidden_size=256,num_hidden_layers=1,num_heads=8,head_dim=64,n_groups=1,vocab_size=1024,"
+        "chunk_size=128",
+        0, "", splash=False, because="it does not attend",
+        singles="the state is float32, as in PyTorch",
+    ),
+    "falcon_mamba": Family(
+        "hidden_size=256,num_hidden_layers=1,vocab_size=1024", 0, "", splash=False,
+        because="it does not attend",
+    ),
     "modernbert-decoder": Family(_MODERN, 2, "attention_dropout"),
     "opt": Family(
         "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,ffn_dim=512,vocab_size=1024,"
@@ -241,6 +251,7 @@ FAMILIES = {
     ),
     "bart": Family(_BOTH, 3, "attention_dropout"),
     "mbart": Family(_BOTH, 3, "attention_dropout"),
+    "m2m_100": Family(_BOTH, 3, "attention_dropout"),
     "marian": Family(_BOTH, 3, "attention_dropout"),
     "pegasus": Family(_BOTH, 3, "attention_dropout"),
     "blenderbot": Family(_BOTH, 3, "attention_dropout"),
@@ -297,6 +308,15 @@ NESTED = (
 #: What is not compiled, and why.
 NOT_COMPILED = {
     "speech-encoder-decoder": "no objective trains it",
+    "dinov3_vit": "it has no head that an objective trains",
+    "hubert": "the encoder of wav2vec2, which is compiled",
+    "wavlm": "only CTC trains it, which this table does not have",
+    "siglip": "the objective of images and texts has the loss of CLIP",
+    "siglip_text_model": "the half of a SigLIP",
+    "siglip_vision_model": "the half of a SigLIP",
+    "siglip2": "the objective of images and texts reads images, not patches",
+    "siglip2_text_model": "the half of a SigLIP 2",
+    "siglip2_vision_model": "the half of a SigLIP 2",
     "clip_text_model": "the half of a CLIP, which is compiled with it",
     "clip_vision_model": "the half of a CLIP, which is compiled with it",
 }

@@ -34,6 +34,8 @@ IRRELEVANT = {
         "pretraining_tp",
         "slow_but_exact",
         "sparse_prediction",
+        "use_associative_scan",
+        "use_mambapy",
         "use_sliding_window",
     ),
     # the losses of the PyTorch classes, and noise in training
@@ -44,13 +46,21 @@ IRRELEVANT = {
     *(f"mask_{axis}_min_masks" for axis in ("time", "feature")),
     # attributes of configuration classes that repeat others
     *("get_text_config", "n_embd", "n_layer", "num_feat_extract_layers", "num_hidden_layers"),
+    # the default of layer_types in EXAONE 4; Mamba-2 stores the rank of Mamba and does not use it
+    *("sliding_window_pattern", "time_step_rank"),
     # images of Gemma 3
     *("image_token_id", "mm_tokens_per_image", "layer_norm_eps"),
     # classification heads of T5, double heads of GPT-2, masked images, segmentation, backbones,
     # sequence classification and x-vectors of wav2vec 2.0
     *("classifier_dropout", "hidden_dropout", "encoder_stride", "add_fpn", "apply_layernorm"),
     *("auxiliary_channels", "auxiliary_concat_input", "auxiliary_num_convs", "out_indices"),
-    *("pool_scales", "reshape_hidden_states", "use_auxiliary_head", "classifier_proj_size"),
+    *(
+        "pool_scales",
+        "reshape_hidden_states",
+        "return_class_token",
+        "use_auxiliary_head",
+        "classifier_proj_size",
+    ),
     *("tdnn_dilation", "tdnn_dim", "tdnn_kernel", "use_weighted_layer_sum", "xvector_output_dim"),
     *(f"summary_{part}" for part in ("activation", "type", "use_proj", "proj_to_labels")),
     *(f"summary_{place}_dropout" for place in ("first", "last")),

@@ -229,6 +229,27 @@ ernie4_5_config = _tiny("Ernie4_5Config", **_ROW, head_dim=12, use_bias=True)
 exaone4_config = _tiny(
     "Exaone4Config", **_ROW | _FOUR_LAYERS, sliding_window=5, attention_dropout=0.1
 )
+_MAMBA = {
+    **_TOKENS,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "state_size": 8,
+    "num_hidden_layers": 2,
+    "conv_kernel": 3,
+    "hidden_act": "gelu",
+    "layer_norm_epsilon": 1e-3,
+    "initializer_range": 0.2,
+    "time_step_min": 0.01,
+    "time_step_max": 0.5,
+}
+falcon_mamba_config = _tiny(
+    "FalconMambaConfig",
+    **_MAMBA,
+    time_step_rank=4,
+    time_step_scale=2.0,
+    mixer_rms_eps=1e-2,
+    tie_word_embeddings=False,
+)
 falcon_config = _tiny(
     "FalconConfig",
     **_TOKENS,
@@ -333,6 +354,14 @@ m2m_100_config = _tiny(
     decoder_layerdrop=0.0,
     activation_dropout=0.1,
     init_std=0.1,
+)
+mamba2_config = _tiny(
+    "Mamba2Config",
+    **_MAMBA,
+    num_heads=8,
+    head_dim=8,
+    n_groups=2,
+    chunk_size=5,
 )
 marian_config = _tiny(
     "MarianConfig", **_SIDES, pad_token_id=3, decoder_start_token_id=3, eos_token_id=0

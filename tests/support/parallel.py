@@ -57,19 +57,25 @@ SIZES: dict[str, dict[str, Any]] = {
             "olmo",
             "olmo2",
             "phi",
-            "phi3",
             "granite",
             "glm",
             "glm4",
             "cohere",
-            "stablelm",
             "starcoder2",
             "ernie4_5",
             "seed_oss",
         ),
         {**_ENCODER, "num_key_value_heads": 8},
     ),
-    "gpt_neox": _ENCODER,
+    # The rotated part of a head must have an even number of features.
+    **dict.fromkeys(
+        ("phi3", "stablelm", "gpt_neox"),
+        {
+            **_ENCODER,
+            "num_key_value_heads": 8,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
     "falcon": {**_ENCODER, "num_kv_heads": 8},
     "helium": {**_ENCODER, "num_key_value_heads": 8, "head_dim": 4},
     **dict.fromkeys(
@@ -116,6 +122,23 @@ SIZES: dict[str, dict[str, Any]] = {
     "mbart": _SIDES,
     "blenderbot": _SIDES,
     "blenderbot-small": _SIDES,
+    "m2m_100": _SIDES,
+    "mamba2": {"num_hidden_layers": 1},
+    "falcon_mamba": {"num_hidden_layers": 1},
+    "dinov3_vit": _ENCODER,
+    **dict.fromkeys(
+        (
+            "siglip",
+            "siglip_text_model",
+            "siglip_vision_model",
+            "siglip2",
+            "siglip2_text_model",
+            "siglip2_vision_model",
+            "hubert",
+            "wavlm",
+        ),
+        _ENCODER,
+    ),
     "xglm": {"attention_heads": 8, "num_layers": 1},
     "wmt_transformer": _SIDES,
     "vq_transformer": {"num_hidden_layers": 1},
@@ -141,7 +164,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "regnet": {},
 }
 #: Inputs whose second axis is not split over the `sequence` mesh axis.
-UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
+UNSPLIT = (
+    *("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_values", "input_features"),
+    "inputs",
+)
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
@@ -191,7 +217,9 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
     model_inputs = (
         {"input_ids": ids, "attention_mask": mask} if model.has_input("input_ids") else {}
     )
-    if model.has_input("pixel_values"):
+    if model.has_input("spatial_shapes"):
+        model_inputs |= models.patches(ROWS)
+    elif model.has_input("pixel_values"):
         model_inputs["pixel_values"] = models.images(ROWS)
     if model.has_input("input_values"):
         model_inputs["input_values"] = models.waveforms(ROWS)

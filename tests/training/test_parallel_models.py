@@ -35,6 +35,9 @@ TOGETHER = {
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
     "vision-encoder-decoder": ("(1, 10, 32)",),  # likewise
     "vit": ("(1, 10, 32)",),  # likewise
+    # The gates of the position bias read the hidden states of each head, which are gathered in each
+    # layer: suboptimal, and as large as a few activations.
+    "wavlm": ("8, 32)", "(16, 32)", "(32,)", "8, 8, 4)", "8, 8)", "(1, 8, 1, 1)"),
 }
 
 

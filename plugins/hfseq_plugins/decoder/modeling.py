@@ -97,14 +97,15 @@ def qk_norm(config: PreTrainedConfig, heads: int) -> nnx.Module:
         config: Model configuration.
         heads: Number of query or key heads.
     """
-    kind, width, epsilon = family_options(config).qk_norm, head_size(config), norm_epsilon(config)
-    if kind == "rms":
+    norm_type, width = family_options(config).qk_norm, head_size(config)
+    epsilon = norm_epsilon(config)
+    if norm_type == "rms":
         return norm(config, width)
-    if kind == "rms_all_heads":
+    if norm_type == "rms_all_heads":
         return norm(config, heads * width)
-    if kind == "layer":
+    if norm_type == "layer":
         return nn.LayerNorm(width, epsilon)
-    if kind == "layer_per_head":
+    if norm_type == "layer_per_head":
         return nn.LayerNorm((heads, width), epsilon, use_bias=False)
     return NormList(heads, width, epsilon)
 
@@ -280,7 +281,7 @@ class UngatedMLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         inputs, outputs = (getattr(self, name) for name in self.names)
-        return outputs(self.act(inputs(x)))  # type: ignore[no-any-return]
+        return outputs(self.act(inputs(x)))
 
 
 def feed_forward(config: PreTrainedConfig, rngs: nnx.Rngs) -> MLP | FusedMLP | UngatedMLP:
@@ -473,11 +474,11 @@ class CausalLM(Head):
         super().__init__(config, rngs)
         options = family_options(config)
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
-        self.lm_head: nn.Linear = nnx.data(None)
+        self.lm_head: Any = nnx.data(None)
         if not tied or options.head_bias:
             self.lm_head = linear(config, *sizes, rngs, options.head_bias)
         if tied and options.head_bias:
-            self.lm_head.kernel = nnx.data(None)  # type: ignore[assignment]  # the kernel is tied
+            self.lm_head.kernel = nnx.data(None)
         self.tied = tied
         self.softcap = getattr(config, "final_logit_softcapping", None)
         self.scale = config.logit_scale if options.logit_scale else None

@@ -1,7 +1,7 @@
 """Differences between the Llama-style families, one row per family.
 
-A configuration describes the sizes of a model. The rows of `FAMILY_OPTIONS` describe what the
-family itself fixes, such as the names and the positions of its norms.
+A configuration describes the sizes of a model. The rows of `FAMILY_OPTIONS` contain properties that
+all models of a family have in common, such as the names and the positions of their norms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclasses.dataclass(frozen=True)
 class NormNames:
-    """Names of the norms of a layer. `None` means that there is no norm in this position.
+    """Names of the norms of a layer. `None` stands for a position without a norm.
 
     Attributes:
         before_attention: The norm of the input of attention.
@@ -84,7 +84,7 @@ class FamilyOptions:
         parallel: Whether attention and feed-forward block have the same input, the output of the
             first norm.
         shared_norm: Whether a parallel layer has only this norm. Otherwise the feed-forward block
-            has a norm of its own.
+            has a separate norm.
         scale_embeddings: Whether embeddings are multiplied by the square root of the hidden size.
         multipliers: Whether the configuration contains the factors of embeddings, attention scores,
             residual branches and logits (Granite).

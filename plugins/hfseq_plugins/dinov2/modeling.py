@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import Dinov2Config
+from transformers import Dinov2Config, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -72,7 +72,7 @@ class Embeddings(vit.Embeddings):
 class LayerScale(nnx.Module):
     """Learned factor for each feature of a residual branch."""
 
-    def __init__(self, config: Dinov2Config):
+    def __init__(self, config: PreTrainedConfig):
         self.lambda1 = nnx.Param(jnp.full(config.hidden_size, float(config.layerscale_value)))
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)

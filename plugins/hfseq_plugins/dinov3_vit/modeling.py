@@ -18,7 +18,7 @@ from hfseq.errors import UsageError
 from hfseq.modeling import FlaxVisionPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
-from hfseq.nn.layers import Initializer
+from hfseq.nn.layers import truncated_normal
 from hfseq.nn.positions import Angles
 from hfseq_plugins.dinov2.modeling import LayerScale
 
@@ -32,11 +32,6 @@ RULES = [
     (r"norm\d?/(scale|bias)$|lambda1$", "vector"),
     (r"(cls_token|mask_token|register_tokens)$", "replicated"),
 ]
-
-
-def truncated_normal(stddev: float) -> Initializer:
-    """Returns PyTorch's `trunc_normal_`, whose limits of -2 and 2 are not relative to `stddev`."""
-    return jax.nn.initializers.truncated_normal(stddev, lower=-2 / stddev, upper=2 / stddev)
 
 
 def linear(

@@ -48,7 +48,7 @@ class MaskedLM(nnx.Module):
                 `masked_positions`.
         """
         output = self.model(*args, **kwargs)
-        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        head = self.model.embeddings.attend if self.lm_head is None else self.lm_head
         logits = nn.vocabulary_logits(head, output.last_hidden_state, masked_positions)
         return out.FlaxMaskedLMOutput(
             logits=logits, hidden_states=output.hidden_states, attentions=output.attentions

@@ -1,6 +1,6 @@
 """EXAONE 4 (LG AI Research, 2025, https://arxiv.org/abs/2507.11407).
 
-Norms behind the blocks, and positions only in sliding layers.
+Norms after the blocks, and positions only in sliding layers.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxExaone4ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms behind its blocks (LG AI Research, 2025).",
+        card="A causal Transformer decoder with norms after its blocks (LG AI Research, 2025).",
         citation=CITATION,
     )

@@ -7,6 +7,8 @@ Falcon 11B, 40B and 180B (parallel blocks, groups of query heads).
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -68,16 +70,18 @@ class Attention(nn.CachedAttention):
                 f"num_attention_heads={self.heads} in the configuration does not divide "
                 f"hidden_size={width}"
             )
-        self.grouped = bool(config.new_decoder_architecture)
-        shared = not self.grouped and config.multi_query
-        self.kv_heads = config.num_kv_heads if self.grouped else 1 if shared else self.heads
+        grouped = bool(config.new_decoder_architecture)
+        shared = not grouped and config.multi_query
+        self.kv_heads = cast("int", config.num_kv_heads) if grouped else self.heads
+        if shared:
+            self.kv_heads = 1
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"num_attention_heads={self.heads} in the configuration must be a multiple of "
                 f"num_kv_heads={self.kv_heads}"
             )
         # Without ALiBi, PyTorch's class has no dropout of attention weights.
-        self.rate = config.attention_dropout if config.alibi else 0.0
+        self.rate = float(config.attention_dropout or 0.0) if config.alibi else 0.0
         features = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.query_key_value = linear(config, width, features, rngs, bool(config.bias))
         self.dense = linear(config, width, width, rngs, bool(config.bias))
@@ -123,20 +127,33 @@ class MLP(nnx.Module):
     """Feed-forward block."""
 
     def __init__(self, config: FalconConfig, rngs: nnx.Rngs):
-        width, inner, bias = config.hidden_size, config.ffn_hidden_size, bool(config.bias)
+        width, inner = config.hidden_size, cast("int", config.ffn_hidden_size)
+        bias = bool(config.bias)
         self.dense_h_to_4h = linear(config, width, inner, rngs, bias)
         self.dense_4h_to_h = linear(config, inner, width, rngs, bias)
-        self.act = nn.activation(config.activation)
+        self.act = nn.activation(cast("str", config.activation))
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward block, in parallel or one after the other."""
+    """Attention and feed-forward block, in parallel or one after the other.
+
+    Attributes:
+        input_layernorm: The norm before attention, or before both blocks.
+        post_attention_layernorm: The norm before the feed-forward block, if it follows attention.
+        ln_attn: The norm before attention, if both blocks have separate norms.
+        ln_mlp: The norm before the feed-forward block, if both blocks have separate norms.
+    """
+
+    input_layernorm: nn.LayerNorm
+    post_attention_layernorm: nn.LayerNorm
+    ln_attn: nn.LayerNorm
+    ln_mlp: nn.LayerNorm
 
     def __init__(self, config: FalconConfig, rngs: nnx.Rngs):
-        width, epsilon = config.hidden_size, config.layer_norm_epsilon
+        width, epsilon = config.hidden_size, cast("float", config.layer_norm_epsilon)
         self.parallel, grouped = bool(config.parallel_attn), config.new_decoder_architecture
         norms = config.num_ln_in_parallel_attn or (2 if grouped else 1)
         self.two_norms = self.parallel and norms == 2
@@ -185,7 +202,7 @@ class Transformer(nnx.Module):
         init = nn.normal(config.initializer_range)
         self.word_embeddings = nn.Embed(config.vocab_size, width, init, rngs)
         self.h = nn.Layers([Block(config, rngs) for _ in range(config.num_hidden_layers)])
-        self.ln_f = nn.LayerNorm(width, config.layer_norm_epsilon)
+        self.ln_f = nn.LayerNorm(width, cast("float", config.layer_norm_epsilon))
 
     @property
     def embeddings(self) -> nn.Embed:

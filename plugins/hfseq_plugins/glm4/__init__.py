@@ -1,6 +1,6 @@
 """GLM-4 (GLM Team, 2024, https://arxiv.org/abs/2406.12793).
 
-GLM with norms before and behind its blocks.
+GLM with norms before and after its blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxGlm4ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms before and behind its blocks (GLM Team, "
+        card="A causal Transformer decoder with norms before and after its blocks (GLM Team, "
         "2024).",
         citation=CITATION,
     )

@@ -96,7 +96,7 @@ class ConditionalGeneration(heads.ConditionalGeneration):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.final_logits_bias = nnx.data(None)
+        self.final_logits_bias = nnx.data(None)  # type: ignore[arg-type]  # the logits have none
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""

@@ -1,6 +1,6 @@
 """OLMo 2 (Walsh et al., 2025, https://arxiv.org/abs/2501.00656).
 
-Llama with norms behind its blocks and normalized queries and keys.
+Llama with norms after its blocks and normalized queries and keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxOlmo2ForCausalLM",
             "ForSequenceClassification": f"{MODELING}:FlaxOlmo2ForSequenceClassification",
         },
-        sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms behind its blocks (Walsh et al., 2025).",
+        sharding="hfseq_plugins.olmo2.modeling:RULES",
+        card="A causal Transformer decoder with norms after its blocks (Walsh et al., 2025).",
         citation=CITATION,
     )

@@ -11,6 +11,10 @@ from hfseq_plugins.decoder.modeling import (
     FlaxDecoderPreTrainedModel,
     SequenceClassification,
 )
+from hfseq_plugins.decoder.sharding import RULES as DECODER
+
+# The norms of queries and keys have a weight for each feature of all heads.
+RULES = [(r"(q|k)_norm/weight$", "column_bias"), *DECODER]
 
 
 class FlaxOlmo2PreTrainedModel(FlaxDecoderPreTrainedModel):

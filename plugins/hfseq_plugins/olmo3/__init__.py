@@ -25,8 +25,8 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxOlmo3ForCausalLM",
             "ForSequenceClassification": f"{MODELING}:FlaxOlmo3ForSequenceClassification",
         },
-        sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with norms behind its blocks and sliding windows "
+        sharding="hfseq_plugins.olmo2.modeling:RULES",
+        card="A causal Transformer decoder with norms after its blocks and sliding windows "
         "(Olmo Team, 2025).",
         citation=CITATION,
     )

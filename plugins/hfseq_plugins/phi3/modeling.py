@@ -48,7 +48,7 @@ class FlaxPhi3ForCausalLM(CausalGeneration, FlaxPhi3PreTrainedModel):
             UsageError: The list changes during generation.
         """
         rope = nn.rope_parameters(self.config)
-        limit = rope.get("original_max_position_embeddings")
+        limit = rope.get("original_max_position_embeddings", self.config.max_position_embeddings)
         if rope["rope_type"] == "longrope" and prompt_length <= limit < stop_length:
             raise UsageError(
                 f"generate: the prompt has {prompt_length} tokens and the output may have "

@@ -20,6 +20,7 @@ from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel, FlaxVisionPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.layers import Initializer, truncated_normal
 from hfseq.nn.visible import Mask
 from hfseq_plugins.clip.modeling import (
     FlaxCLIPPreTrainedModel,
@@ -46,6 +47,11 @@ def linear(features_in: int, features_out: int, rngs: nnx.Rngs, bias_std: float 
     init = initializers.glorot_uniform()
     bias_init = nn.normal(bias_std) if bias_std else None
     return nn.Linear(features_in, features_out, init, rngs, bias_init=bias_init)
+
+
+def lecun_normal(fan_in: int) -> Initializer:
+    """Returns PyTorch's LeCun initializer, a truncated normal one with limits of -2 and 2."""
+    return truncated_normal(fan_in**-0.5 / 0.87962566103423978)
 
 
 class Attention(nnx.Module):
@@ -178,7 +184,7 @@ class TextTransformer(nnx.Module):
         self.embeddings = TextEmbeddings(config, rngs)
         self.encoder = Encoder(config, rngs)
         self.final_layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.head = nn.Linear(width, config.projection_size, initializers.lecun_normal(), rngs)  # type: ignore[arg-type]  # set in all configurations
+        self.head = nn.Linear(width, config.projection_size, lecun_normal(width), rngs)  # type: ignore[arg-type]  # set in all configurations
 
     def __call__(
         self,
@@ -209,9 +215,8 @@ class VisionEmbeddings(nnx.Module):
     def __init__(self, config: SiglipVisionConfig, rngs: nnx.Rngs):
         width = config.hidden_size
         patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))
-        self.patch_embedding = nn.Conv(
-            config.num_channels, width, patch, initializers.lecun_normal(), rngs, stride=patch
-        )
+        init = lecun_normal(config.num_channels * math.prod(patch))
+        self.patch_embedding = nn.Conv(config.num_channels, width, patch, init, rngs, stride=patch)
         patches = math.prod(side // step for side, step in zip(image_size, patch, strict=True))
         self.position_embedding = nn.Embed(patches, width, nn.normal(width**-0.5), rngs)
 
@@ -229,7 +234,7 @@ class MultiheadAttention(nnx.Module):
         init = initializers.glorot_uniform()
         self.in_proj_weight = nnx.Param(init(rngs.params(), (3 * width, width), jnp.float32))
         self.in_proj_bias = nnx.Param(jnp.zeros(3 * width))
-        self.out_proj = nn.Linear(width, width, initializers.lecun_normal(), rngs)
+        self.out_proj = nn.Linear(width, width, lecun_normal(width), rngs)
 
     def __call__(
         self,
@@ -306,10 +311,19 @@ class Text(nnx.Module):
         input_ids: jax.Array,  # (batch, length)
         attention_mask: jax.Array | None = None,  # (batch, length)
         position_ids: jax.Array | None = None,  # (batch, length)
-        **flags: Any,
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        """Passes all arguments to the text encoder."""
-        return self.text_model(input_ids, attention_mask, position_ids, **flags)
+        return self.text_model(
+            input_ids,
+            attention_mask,
+            position_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
 
 
 class Vision(nnx.Module):
@@ -399,7 +413,7 @@ class Siglip(Contrast):
         rngs: Keys | None = None,
     ) -> jax.Array:
         """Returns the embeddings of images, `(batch, hidden)`."""
-        return self.vision_model(pixel_values, rngs=rngs).pooler_output  # type: ignore[no-any-return]
+        return self.vision_model(pixel_values, rngs=rngs).pooler_output
 
     def __call__(
         self,

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.nn import initializers
 from transformers import Siglip2Config, Siglip2TextConfig, Siglip2VisionConfig
 
 from hfseq import nn
@@ -33,6 +32,7 @@ from hfseq_plugins.siglip.modeling import (
     PoolingHead,
     Text,
     classifier,
+    lecun_normal,
 )
 
 RULES = [(r"patch_embedding/kernel$", "table"), *siglip.RULES]
@@ -78,7 +78,7 @@ class VisionEmbeddings(nnx.Module):
                 f"num_patches={config.num_patches} in the configuration must be a square number, "
                 "the number of position embeddings in a square grid"
             )
-        self.patch_embedding = nn.Linear(features, width, initializers.lecun_normal(), rngs)
+        self.patch_embedding = nn.Linear(features, width, lecun_normal(features), rngs)
         init = nn.normal(width**-0.5)
         self.position_embedding = nn.Embed(config.num_patches, width, init, rngs)
 
@@ -171,7 +171,7 @@ class Siglip2(siglip.Contrast):
     ) -> jax.Array:
         """Returns the embeddings of images, `(batch, hidden)`."""
         outputs = self.vision_model(pixel_values, pixel_attention_mask, spatial_shapes, rngs=rngs)
-        return outputs.pooler_output  # type: ignore[no-any-return]
+        return outputs.pooler_output
 
     def __call__(
         self,

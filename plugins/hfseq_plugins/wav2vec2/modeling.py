@@ -101,7 +101,7 @@ class FeatureEncoder(nnx.Module):
 class FeatureProjection(nnx.Module):
     """Norm, projection to the hidden size and dropout. Also returns the output of the norm.
 
-    With `feat_proj_layer_norm=False` (HuBERT), there is no norm.
+    The norm is omitted with `feat_proj_layer_norm=False` (HuBERT).
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):

@@ -17,8 +17,7 @@ from hfseq_plugins.wav2vec2 import modeling as wav2vec2
 from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2PreTrainedModel, dense
 
 RULES = [
-    (r"rel_attn_embed/embedding$", "heads"),
-    (r"gru_rel_pos_(linear/(kernel|bias)|const)$", "replicated"),
+    (r"rel_attn_embed/embedding$|gru_rel_pos_(linear/(kernel|bias)|const)$", "replicated"),
     *hubert.RULES,
 ]
 
