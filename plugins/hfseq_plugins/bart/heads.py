@@ -414,5 +414,5 @@ class CausalLM(nnx.Module):
             output_hidden_states=output_hidden_states,
         )
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head  # type: ignore[union-attr]  # the decoder has its own embedding
-        logits = head(output.last_hidden_state)
+        logits = nn.vocabulary_logits(head, output.last_hidden_state)
         return head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)

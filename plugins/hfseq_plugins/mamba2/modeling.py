@@ -380,7 +380,8 @@ class CausalLM(nnx.Module):
         )
         head = self.backbone.embeddings.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithPast(
-            logits=head(output.last_hidden_state), hidden_states=output.hidden_states
+            logits=nn.vocabulary_logits(head, output.last_hidden_state),
+            hidden_states=output.hidden_states,
         )
 
 
