@@ -18,7 +18,7 @@ NAMES = [
     "dinov2", "distilbert", "electra", "encoder-decoder", "ernie", "esm", "eurobert", "fp8_encoder",
     "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gptj", "gte", "jina_embeddings_v3",
     "llama", "longt5", "marian", "mbart", "megatron-bert", "mistral", "mobilebert", "modernbert",
-    "modernbert-decoder", "mpnet", "mt5", "nomic_bert", "opt", "pegasus", "qwen2", "qwen3",
+    "modernbert-decoder", "mpnet", "mt5", "new", "nomic_bert", "opt", "pegasus", "qwen2", "qwen3",
     "regnet", "resnet", "roberta", "roberta-prelayernorm", "roformer", "smollm3",
     "speech-encoder-decoder", "t5", "umt5", "vision-encoder-decoder", "vision-text-dual-encoder",
     "vit", "vq_transformer", "wav2vec2", "whisper", "wmt_transformer", "xglm", "xlm-roberta",

@@ -36,6 +36,7 @@ DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "longt5"), ("q", "v")),
     **dict.fromkeys(("gpt2",), ("c_attn",)),
     **dict.fromkeys(("bloom",), ("query_key_value",)),
+    **dict.fromkeys(("deberta-v2",), ("query_proj", "value_proj")),
     **dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "electra", "roberta-prelayernorm"), ("query", "value")
     ),

@@ -269,6 +269,7 @@ NESTED = (
 )
 #: What is not compiled, and why.
 NOT_COMPILED = {
+    "new": "the first model type of GTE, which is compiled",
     "speech-encoder-decoder": "no objective trains it",
     "clip_text_model": "the half of a CLIP, which is compiled with it",
     "clip_vision_model": "the half of a CLIP, which is compiled with it",

@@ -237,6 +237,7 @@ llama_config = _tiny("LlamaConfig", **_DECODER)
 _ROTARY_BERT = {**_SIZES, "pad_token_id": 0, "type_vocab_size": 2, "initializer_range": 0.1}
 gte_config = _tiny("GteConfig", **_ROTARY_BERT)
 jina_embeddings_v3_config = _tiny("JinaEmbeddingsV3Config", **_ROTARY_BERT)
+new_config = _tiny("NewConfig", "hfseq_plugins.gte.configuration", **_ROTARY_BERT)
 nomic_bert_config = _tiny("NomicBertConfig", **_ROTARY_BERT)
 longt5_config = _tiny(
     "LongT5Config",
