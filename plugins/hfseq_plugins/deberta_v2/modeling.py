@@ -218,7 +218,9 @@ class SelfAttention(nnx.Module):
     ) -> jax.Array | None:
         """Returns the scaled scores with positions, `(batch, heads, queries, keys)`, or `None`."""
         embeddings, by_key, by_query = relative_positions
-        embeddings, bias = self.pos_dropout(embeddings, rngs), None
+        # All rows of the batch share the embeddings, so they also share the dropout.
+        embeddings = self.pos_dropout(embeddings, None if rngs is None else rngs.shared)
+        bias = None
         if self.has_c2p:
             project = self.key_proj if self.pos_key_proj is None else self.pos_key_proj
             positions = self.split_heads(project(embeddings))[by_key]
