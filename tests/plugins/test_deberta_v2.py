@@ -120,9 +120,9 @@ def test_dropout_does_not_depend_on_the_other_rows_of_a_batch():
         keys = batch_keys(jax.random.key(0), rows)
         return model(ids(4)[rows], dropout_rng=keys, train=True)[0]
 
-    whole = states(np.arange(4))
-    assert close(whole[1:3], states(np.arange(1, 3)))
-    assert not close(whole, model(ids(4))[0], 1e-3)
+    hidden = states(np.arange(4))
+    assert close(hidden[1:3], states(np.arange(1, 3)))
+    assert not close(hidden, model(ids(4))[0], 1e-3)
 
 
 def test_unsupported_configurations_are_rejected():

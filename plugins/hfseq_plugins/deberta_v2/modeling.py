@@ -298,7 +298,7 @@ class ConvLayer(nnx.Module):
         padded = jnp.pad(x, ((0, 0), (side, side), (0, 0)))
         if segment_ids is None:
             return self.conv(padded)
-        # Compute each output from a window of its own, in which other documents are zero.
+        # Compute each output from a separate window, in which other documents are zero.
         segments = jnp.pad(segment_ids, ((0, 0), (side, side)), constant_values=-1)
         windows = [
             jnp.where(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub.dataclasses import strict
-from transformers import GteConfig
+from transformers import PreTrainedConfig
 
 from hfseq.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import GteConfig
 
 #: Options of these configurations that must have these values.
 REQUIRED = {
@@ -21,17 +23,18 @@ REQUIRED = {
 UNUSED = ("auto_map", "logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention")
 
 
-@strict
-class NewConfig(GteConfig):
-    """Configuration of GTE models with the model type `new`, which need their own code in PyTorch.
+class NewConfig(PreTrainedConfig):
+    """Configuration of GTE models with the model type `new`, for which PyTorch needs their code.
 
-    hfseq converts it to `transformers.GteConfig`, see `to_gte`.
+    Model classes convert it to `transformers.GteConfig`, see `to_gte`. It does not derive from this
+    class, because Transformers cannot import it while the Auto classes are imported.
     """
 
     model_type = "new"
+    rope_parameters: dict[str, Any] | None = None
 
 
-def to_gte(config: GteConfig) -> GteConfig:
+def to_gte(config: PreTrainedConfig) -> GteConfig:
     """Returns the configuration of the same model for Transformers' class.
 
     In the published code, the scaling of positions `ntk` with a factor `s` multiplies the base by
@@ -44,6 +47,10 @@ def to_gte(config: GteConfig) -> GteConfig:
     Raises:
         UsageError: The model has options that Transformers' class does not have.
     """
+    from transformers import GteConfig
+
+    from hfseq.nn import rope_parameters
+
     for option, required in REQUIRED.items():
         value = getattr(config, option, required)
         if value != required:
@@ -51,17 +58,18 @@ def to_gte(config: GteConfig) -> GteConfig:
                 f"{option}={value!r} in the configuration is not supported (supported: "
                 f"{required!r})"
             )
-    rope = dict(config.rope_parameters or {})
-    if not isinstance(config, NewConfig) and rope.get("rope_type") != "ntk":
+    rope = rope_parameters(config)
+    if isinstance(config, GteConfig) and rope["rope_type"] != "ntk":
         return config
     values: dict[str, Any] = copy.deepcopy(config.to_dict())
     for name in ("model_type", "rope_theta", "rope_scaling", *REQUIRED, *UNUSED):
         values.pop(name, None)
-    if rope.get("rope_type") == "ntk":
+    if rope["rope_type"] == "ntk":
         factor, width = float(rope["factor"]), config.hidden_size // config.num_attention_heads
         rope = {
             "rope_type": "linear",
             "rope_theta": rope["rope_theta"] * factor,
             "factor": factor ** (2 / width),
         }
+    rope.pop("type", None)
     return GteConfig(**{**values, "rope_parameters": rope})
