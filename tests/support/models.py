@@ -144,10 +144,10 @@ clip_text_model_config = _tiny(
 clip_vision_model_config = _tiny("CLIPVisionConfig", words=False, **_CLIP, **_PICTURES)
 data2vec_text_config = _tiny("Data2VecTextConfig", **TINY)
 # As in DeBERTa-v3, and with the convolution of the largest DeBERTa-v2. Distances up to 4 have their
-# own buckets.
+# own buckets. The convolution belongs to the first layer, and the other two can be scanned.
 deberta_v2_config = _tiny(
     "DebertaV2Config",
-    **_SIZES,
+    **_SIZES | {"num_hidden_layers": 3},
     pad_token_id=0,
     type_vocab_size=0,
     relative_attention=True,

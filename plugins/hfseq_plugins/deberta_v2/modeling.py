@@ -237,11 +237,13 @@ class SelfAttention(nnx.Module):
         contents: jax.Array,  # (batch, length, heads, head_dim)
         positions: jax.Array,  # (2 * length, heads, head_dim)
     ) -> jax.Array:
-        """Returns scaled scores, `(batch, heads, length, 2 * length)`, accumulated in float32."""
-        scores = jnp.einsum(
-            "blhd,phd->bhlp", contents, positions, preferred_element_type=jnp.float32
-        )
-        return scores * self.scale
+        """Returns scaled scores, `(batch, heads, length, 2 * length)`, in the dtype of `contents`.
+
+        The largest arrays of the model are these scores. In half precision, they need half of the
+        memory, and their gradients are products in half precision too.
+        """
+        positions = (positions.astype(jnp.float32) * self.scale).astype(contents.dtype)
+        return jnp.einsum("blhd,phd->bhlp", contents, positions)
 
 
 class Attention(encoder.Attention):
