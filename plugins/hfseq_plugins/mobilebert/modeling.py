@@ -398,7 +398,9 @@ class Predictions(bert.VocabularyHead):
         x = self.transform["LayerNorm"](self.act(self.transform["dense"](x)))
         first, last = x[..., : self.width], x[..., self.width :]
         logits = embeddings.attend(first) if self.decoder is None else self.decoder(first)
-        return nn.add_bias(logits + self.dense(last), self.bias[...])
+        if last.shape[-1]:  # The embeddings may be as wide as the hidden states.
+            logits = logits + self.dense(last)
+        return nn.add_bias(logits, self.bias[...])
 
 
 class PreTrainingHeads(bert.PreTrainingHeads):
