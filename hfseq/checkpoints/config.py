@@ -452,11 +452,21 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _check_family(cls: Any, model_type: str | None, location: str) -> None:
     expected = getattr(cls.config_class, "model_type", None)
-    if expected and model_type and model_type != expected:
+    if expected and model_type and model_type != expected and not _is_head_of(cls, model_type):
         raise UsageError(
             f"{location} contains a configuration of type '{model_type}', but {cls.__name__} "
             f"requires '{expected}'. The FlaxAutoModel classes select the class by configuration"
         )
+
+
+def _is_head_of(cls: Any, model_type: str) -> bool:
+    """Returns whether a class is also registered for this model type, as that of GTE for `new`."""
+    from hfseq import plugins
+
+    architectures = plugins.load().architectures
+    if model_type not in architectures:
+        return False
+    return f"{cls.__module__}:{cls.__name__}" in architectures.get(model_type).heads.values()
 
 
 _NO_CONFIG = "{} has no config.json. Use a directory that a model was saved to"

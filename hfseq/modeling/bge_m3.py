@@ -131,7 +131,7 @@ class BGEM3Encoder:
         tokenizer = AutoTokenizer.from_pretrained(source, **download)
         return cls(model, tokenizer, sparse, colbert)
 
-    def _outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
+    def _outputs(self, params: Any, inputs: Mapping[str, Any]) -> tuple[jax.Array, ...]:
         """Returns dense vectors, token weights, and the vectors of all tokens after the first."""
         hidden = self.model(**inputs, params=params).last_hidden_state.astype(jnp.float32)
         weights = jax.nn.relu(self.sparse(hidden))[..., 0]

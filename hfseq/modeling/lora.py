@@ -37,6 +37,7 @@ DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2",), ("c_attn",)),
     **dict.fromkeys(("bloom", "falcon", "gpt_neox"), ("query_key_value",)),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    **dict.fromkeys(("deberta-v2",), ("query_proj", "value_proj")),
     **dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "electra", "roberta-prelayernorm"), ("query", "value")
     ),

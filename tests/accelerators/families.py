@@ -148,7 +148,7 @@ FAMILIES = {
         f'{_ENCODER},relative_attention=true,pos_att_type="p2c|c2p",max_relative_positions=512,'
         "position_biased_input=false", 1, _WEIGHTS, flash=4, splash=False, squares=_RELATIVE,
         because="its scores with positions have a gradient by a kernel of its own; splash knows "
-        "no bias", singles=_RELATIVE,
+        "no bias",
     ),
     "ernie": Family(f"{_ENCODER},use_task_id=true", 1, _WEIGHTS),
     "gte": Family(_ENCODER, 1, _WEIGHTS),
@@ -307,6 +307,7 @@ NESTED = (
 )
 #: What is not compiled, and why.
 NOT_COMPILED = {
+    "new": "the first model type of GTE, which is compiled",
     "speech-encoder-decoder": "no objective trains it",
     "dinov3_vit": "it has no head that an objective trains",
     "hubert": "the encoder of wav2vec2, which is compiled",

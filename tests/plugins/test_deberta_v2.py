@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,9 +14,10 @@ from hfseq import (
     FlaxDebertaV2Model,
 )
 from hfseq.errors import UsageError
+from hfseq.nn.random import batch_keys
 from hfseq.testing import check_architecture
+from tests.support.models import close, ids, trees_equal
 from tests.support.models import deberta_v2_config as config
-from tests.support.models import ids, trees_equal
 from tests.support.parity import compare
 from tests.support.tiers import battery
 
@@ -29,9 +31,6 @@ V2 = {
     "norm_rel_ebd": "none",
     "conv_kernel_size": 0,
 }
-#: The bias of a shared key projection also adds to the scores with positions, so its gradient is
-#: not zero.
-PUBLISHED = "lm_predictions"
 
 
 def check(head, changes=None, checks=None, **options):
@@ -112,6 +111,18 @@ def test_published_files_have_a_head_that_their_configuration_does_not_name(tmp_
     assert trees_equal(loaded.params, model.params) and not caplog.records
     loaded.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["legacy"] is False
+
+
+def test_dropout_does_not_depend_on_the_other_rows_of_a_batch():
+    model = FlaxDebertaV2Model(config(num_hidden_layers=1, hidden_dropout_prob=0.3), seed=1)
+
+    def states(rows):
+        keys = batch_keys(jax.random.key(0), rows)
+        return model(ids(4)[rows], dropout_rng=keys, train=True)[0]
+
+    hidden = states(np.arange(4))
+    assert close(hidden[1:3], states(np.arange(1, 3)))
+    assert not close(hidden, model(ids(4))[0], 1e-3)
 
 
 def test_unsupported_configurations_are_rejected():

@@ -37,7 +37,8 @@ def test_battery(head, checks):
 @pytest.mark.parametrize(
     ("head", "changes"),
     [
-        ("ForMaskedLM", {"trigram_input": False, "embedding_size": 32, "hidden_size": 32}),
+        ("Model", {"trigram_input": False, "embedding_size": 32}),
+        ("ForMaskedLM", {"trigram_input": False}),
         ("ForMaskedLM", {"tie_word_embeddings": False, "hidden_act": "gelu"}),
         ("Model", {"use_bottleneck": False, "hidden_dropout_prob": 0.1}),
         ("Model", {"use_bottleneck_attention": True, "normalization_type": "layer_norm"}),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-from transformers import NomicBertConfig
+from transformers import GteConfig, NomicBertConfig
 
 import hfseq
 from hfseq.errors import UsageError
+from hfseq.nn.positions import Rotary
 from hfseq.testing import check_architecture
 from tests.support import models
 from tests.support.models import close, ids, rewrite_tensors, trees_equal
@@ -109,7 +111,23 @@ def test_other_architectures_with_old_names_are_refused(changes):
         )
 
 
-def test_files_with_the_old_prefix_of_gte_are_read(tmp_path):
+#: Options of gte-multilingual-base before Transformers had the model.
+NEW = {
+    "model_type": "new",
+    "architectures": ["NewModel"],
+    "rope_theta": 20000,
+    "rope_scaling": {"type": "ntk", "factor": 8.0},
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "pack_qkv": True,
+    "logn_attention_scale": False,
+    "auto_map": {"AutoConfig": "Alibaba-NLP/new-impl--configuration.NewConfig"},
+}
+
+
+@pytest.fixture
+def published_gte(tmp_path):
+    """Returns a model, and a directory with the files that were published for it."""
     model = hfseq.FlaxGteForMaskedLM(config_of("gte", num_hidden_layers=1), seed=1)
     model.save_pretrained(tmp_path)
 
@@ -118,11 +136,32 @@ def test_files_with_the_old_prefix_of_gte_are_read(tmp_path):
             tensors[name.replace("gte.", "new.")] = tensors.pop(name)
 
     rewrite_tensors(tmp_path / "model.safetensors", rename)
-    for loaded, params in (
-        (hfseq.FlaxGteForMaskedLM.from_pretrained(tmp_path), model.params),
-        (hfseq.FlaxGteModel.from_pretrained(tmp_path), model.params["gte"]),
-    ):
-        assert trees_equal(loaded.params, params)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("rope_parameters")
+    path.write_text(json.dumps(config | NEW))
+    return model, tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:.*rope.*")
+def test_first_files_of_gte_are_read_and_saved_for_transformers(published_gte, tmp_path):
+    model, folder = published_gte
+    loaded = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(folder)
+    assert trees_equal(loaded.params, model.params)
+    assert type(loaded.config) is GteConfig
+    frequencies = (8 * 20000.0) ** -(np.arange(4) / 4) / 8 ** (2 / 8)
+    assert close(Rotary(loaded.config, 8).frequencies, frequencies, 1e-6)
+    loaded.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert saved["model_type"] == "gte" and saved["architectures"] == ["GteForMaskedLM"]
+    assert close(hfseq.FlaxGteModel.from_pretrained(folder)(ids())[0], loaded.nnx().gte(ids())[0])
+
+
+def test_first_configurations_with_other_options_are_refused():
+    for name, value in (("logn_attention_scale", True), ("layer_norm_type", "rms_norm")):
+        config = models.new_config(**{name: value})
+        with pytest.raises(UsageError, match=f"{name}={value!r}"):
+            hfseq.FlaxGteModel(config, _do_init=False)
 
 
 def test_rotary_xlm_roberta_is_refused():

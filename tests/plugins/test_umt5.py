@@ -32,12 +32,12 @@ def test_every_layer_has_its_own_position_bias():
 
 @pytest.mark.slow
 def test_encoder_reads_the_files_of_the_whole_model(tmp_path):
-    whole = FlaxUMT5ForConditionalGeneration(umt5_config(num_layers=1), seed=1)
-    whole.save_pretrained(tmp_path)
+    model = FlaxUMT5ForConditionalGeneration(umt5_config(num_layers=1), seed=1)
+    model.save_pretrained(tmp_path)
     encoder = FlaxUMT5EncoderModel.from_pretrained(tmp_path)
-    assert trees_equal(encoder.params["encoder"], whole.params["encoder"])
-    assert trees.flatten(encoder.params).keys() < trees.flatten(whole.params).keys()
-    assert trees_equal(encoder(ids())[0], whole.encode(ids())[0])
+    assert trees_equal(encoder.params["encoder"], model.params["encoder"])
+    assert trees.flatten(encoder.params).keys() < trees.flatten(model.params).keys()
+    assert trees_equal(encoder(ids())[0], model.encode(ids())[0])
 
 
 def test_classification_needs_an_end_token():

@@ -159,10 +159,10 @@ clip_text_model_config = _tiny(
 clip_vision_model_config = _tiny("CLIPVisionConfig", words=False, **_CLIP, **_PICTURES)
 data2vec_text_config = _tiny("Data2VecTextConfig", **TINY)
 # As in DeBERTa-v3, and with the convolution of the largest DeBERTa-v2. Distances up to 4 have their
-# own buckets.
+# own buckets. The convolution belongs to the first layer, and the other two can be scanned.
 deberta_v2_config = _tiny(
     "DebertaV2Config",
-    **_SIZES,
+    **_SIZES | {"num_hidden_layers": 3},
     pad_token_id=0,
     type_vocab_size=0,
     relative_attention=True,
@@ -337,6 +337,7 @@ llama_config = _tiny("LlamaConfig", **_DECODER)
 _ROTARY_BERT = {**_SIZES, "pad_token_id": 0, "type_vocab_size": 2, "initializer_range": 0.1}
 gte_config = _tiny("GteConfig", **_ROTARY_BERT)
 jina_embeddings_v3_config = _tiny("JinaEmbeddingsV3Config", **_ROTARY_BERT)
+new_config = _tiny("NewConfig", "hfseq_plugins.gte.configuration", **_ROTARY_BERT)
 nomic_bert_config = _tiny("NomicBertConfig", **_ROTARY_BERT)
 longt5_config = _tiny(
     "LongT5Config",

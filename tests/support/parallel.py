@@ -112,7 +112,7 @@ SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("camembert", "data2vec-text", "deberta-v2", "ernie", "gte", "jina_embeddings_v3"), _ENCODER
     ),
-    **dict.fromkeys(("mobilebert", "mpnet", "nomic_bert", "xlm-roberta-xl"), _ENCODER),
+    **dict.fromkeys(("mobilebert", "mpnet", "new", "nomic_bert", "xlm-roberta-xl"), _ENCODER),
     "umt5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},
     "t5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},
     "mt5": {"num_heads": 8, "d_kv": 4, "num_layers": 1},

@@ -218,7 +218,9 @@ class SelfAttention(nnx.Module):
     ) -> jax.Array | None:
         """Returns the scaled scores with positions, `(batch, heads, queries, keys)`, or `None`."""
         embeddings, by_key, by_query = relative_positions
-        embeddings, bias = self.pos_dropout(embeddings, rngs), None
+        # All rows of the batch share the embeddings, so they also share the dropout.
+        embeddings = self.pos_dropout(embeddings, None if rngs is None else rngs.shared)
+        bias = None
         if self.has_c2p:
             project = self.key_proj if self.pos_key_proj is None else self.pos_key_proj
             positions = self.split_heads(project(embeddings))[by_key]
@@ -235,11 +237,13 @@ class SelfAttention(nnx.Module):
         contents: jax.Array,  # (batch, length, heads, head_dim)
         positions: jax.Array,  # (2 * length, heads, head_dim)
     ) -> jax.Array:
-        """Returns scaled scores, `(batch, heads, length, 2 * length)`, accumulated in float32."""
-        scores = jnp.einsum(
-            "blhd,phd->bhlp", contents, positions, preferred_element_type=jnp.float32
-        )
-        return scores * self.scale
+        """Returns scaled scores, `(batch, heads, length, 2 * length)`, in the dtype of `contents`.
+
+        The largest arrays of the model are these scores. In half precision, they need half of the
+        memory, and their gradients are products in half precision too.
+        """
+        positions = (positions.astype(jnp.float32) * self.scale).astype(contents.dtype)
+        return jnp.einsum("blhd,phd->bhlp", contents, positions)
 
 
 class Attention(encoder.Attention):
@@ -296,7 +300,7 @@ class ConvLayer(nnx.Module):
         padded = jnp.pad(x, ((0, 0), (side, side), (0, 0)))
         if segment_ids is None:
             return self.conv(padded)
-        # Compute each output from a window of its own, in which other documents are zero.
+        # Compute each output from a separate window, in which other documents are zero.
         segments = jnp.pad(segment_ids, ((0, 0), (side, side)), constant_values=-1)
         windows = [
             jnp.where(

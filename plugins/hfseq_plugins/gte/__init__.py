@@ -20,17 +20,22 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers GTE with the task heads that PyTorch has."""
-    register(
-        "gte",
-        config="transformers:GteConfig",
-        heads={
-            "Model": f"{MODELING}:FlaxGteModel",
-            "ForMaskedLM": f"{MODELING}:FlaxGteForMaskedLM",
-            "ForSequenceClassification": f"{MODELING}:FlaxGteForSequenceClassification",
-            "ForTokenClassification": f"{MODELING}:FlaxGteForTokenClassification",
-        },
-        sharding="hfseq_plugins.rotary_bert.modeling:RULES",
-        card="BERT with rotary positions and gated layers (Zhang et al., 2024).",
-        citation=CITATION,
-    )
+    """Registers GTE with the task heads that PyTorch has, also under its first model type."""
+    configs = {
+        "gte": "transformers:GteConfig",
+        "new": "hfseq_plugins.gte.configuration:NewConfig",
+    }
+    for model_type, config in configs.items():
+        register(
+            model_type,
+            config=config,
+            heads={
+                "Model": f"{MODELING}:FlaxGteModel",
+                "ForMaskedLM": f"{MODELING}:FlaxGteForMaskedLM",
+                "ForSequenceClassification": f"{MODELING}:FlaxGteForSequenceClassification",
+                "ForTokenClassification": f"{MODELING}:FlaxGteForTokenClassification",
+            },
+            sharding="hfseq_plugins.rotary_bert.modeling:RULES",
+            card="BERT with rotary positions and gated layers (Zhang et al., 2024).",
+            citation=CITATION,
+        )

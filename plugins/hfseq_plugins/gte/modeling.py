@@ -5,6 +5,8 @@ The encoder is implemented by `hfseq_plugins.rotary_bert`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,6 +16,7 @@ from hfseq import nn
 from hfseq.nn import Keys
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import dense
+from hfseq_plugins.gte.configuration import to_gte
 from hfseq_plugins.modernbert.modeling import DecoderBias
 from hfseq_plugins.rotary_bert import modeling as rotary
 from hfseq_plugins.rotary_bert.modeling import linear
@@ -121,6 +124,9 @@ class FlaxGtePreTrainedModel(rotary.FlaxRotaryBertPreTrainedModel):
     weight_aliases = {"lm_head.decoder.weight": "gte.embeddings.word_embeddings.weight"}
     # The prefix in files that were published before Transformers had the model.
     weight_synonyms = {"new": "gte"}
+
+    def __init__(self, config: GteConfig, *args: Any, **kwargs: Any):
+        super().__init__(to_gte(config), *args, **kwargs)
 
 
 class FlaxGteModel(FlaxGtePreTrainedModel):

@@ -285,8 +285,8 @@ class Layer(nnx.Module):
         self.attention = Attention(config, rngs)
         self.intermediate, self.output = Intermediate(config, rngs), Output(config, rngs)
         self.bottleneck = Bottleneck(config, rngs) if config.use_bottleneck else nnx.data(None)
-        more = range(config.num_feedforward_networks - 1)
-        self.ffn = nnx.List([FeedForward(config, rngs) for _ in more])
+        extra_blocks = config.num_feedforward_networks - 1
+        self.ffn = nnx.List([FeedForward(config, rngs) for _ in range(extra_blocks)])
 
     def __call__(
         self,
@@ -396,9 +396,11 @@ class Predictions(bert.VocabularyHead):
     ) -> jax.Array:
         """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         x = self.transform["LayerNorm"](self.act(self.transform["dense"](x)))
-        first, rest = x[..., : self.width], x[..., self.width :]
+        first, last = x[..., : self.width], x[..., self.width :]
         logits = embeddings.attend(first) if self.decoder is None else self.decoder(first)
-        return nn.add_bias(logits + self.dense(rest), self.bias[...])
+        if last.shape[-1]:  # The embeddings may be as wide as the hidden states.
+            logits = logits + self.dense(last)
+        return nn.add_bias(logits, self.bias[...])
 
 
 class PreTrainingHeads(bert.PreTrainingHeads):

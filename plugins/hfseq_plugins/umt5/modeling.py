@@ -132,9 +132,25 @@ class TokenClassification(nnx.Module):
         std = config.initializer_factor
         self.classifier = linear(config.d_model, num_labels(config), std, rngs)
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
-        """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
-        output = self.transformer(*args, rngs=rngs, **kwargs)
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder. Returns logits, `(batch, length, num_labels)`."""
+        output = self.transformer(
+            input_ids,
+            attention_mask,
+            segment_ids,
+            rngs=rngs,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
         logits = self.classifier(self.dropout(output.last_hidden_state, rngs))
         return out.FlaxTokenClassifierOutput(logits, output.hidden_states, output.attentions)
 
