@@ -6,6 +6,7 @@ import json
 import math
 
 import jax
+import numpy as np
 import pytest
 
 import hfseq
@@ -59,11 +60,6 @@ def test_a_new_adapter_is_compared_with_its_base(tune, folder):
     assert shared.metrics["eval_loss"] == pytest.approx(separate.metrics["eval_loss"], rel=1e-6)
     base = hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model")
     base_size = sum(leaf.size for leaf in jax.tree.leaves(base.params))
-        leaf.size
-        for leaf in jax.tree.leaves(
-            hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model").params
-        )
-    )
 
     def argument_bytes(loop):
         run = loop.run
