@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -165,14 +164,16 @@ class Distillation(Objective):
         with nn.defer_logits():
             teacher_output = self._run_teacher(call, batch)
         values, mask = self._compare(call, teacher_output, batch)
-        values, mask = jnp.broadcast_arrays(values, mask)
+        if values.shape != mask.shape:
+            raise UsageError(
+                f"--teacher: the outputs of the objective '{self.name}' have the shape "
+                f"{values.shape}, but its labels {mask.shape}. Distillation supports objectives "
+                "with one label per output"
+            )
         scale = jnp.ones(())
         if self.compares_all_tokens:
             step = batch["step_totals"]
             scale = step["labels"] / jnp.maximum(step["compared"], 1)
-        elif values.ndim > 1 or "divisor" in outputs:
-            # The labels may be counted differently, for example per row.
-            scale = jnp.ones(())
         distilled = jnp.where(mask, values, 0.0).sum()
         total = data.task_weight * task_loss + data.distillation_weight * scale * distilled
         totals = dict(outputs.get("totals", {}))
@@ -196,10 +197,8 @@ class Distillation(Objective):
     def _run_teacher(self, call: ForwardCall, batch: Batch) -> Any:
         """Runs the teacher on the inputs of the student."""
         teacher = self.auxiliary[TEACHER].model
-        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+        names = (teacher.main_input_name, "attention_mask", "token_type_ids", "position_ids")
         inputs = dict(zip(names, call.inputs, strict=False)) | call.keyword_inputs
-        if "pixel_values" in inspect_names(teacher):
-            inputs = dict(zip(("pixel_values",), call.inputs, strict=False)) | call.keyword_inputs
         if self.teacher_ids is not None:
             table = jnp.asarray(self.teacher_ids)
             for name in ID_INPUTS:
@@ -212,8 +211,8 @@ class Distillation(Objective):
         }
         if self.arguments.hidden_state_weight:
             inputs["output_hidden_states"] = True
-        output = teacher(params=batch["auxiliary"][TEACHER], train=False, **inputs)
-        return output
+        run: Any = teacher
+        return run(params=batch["auxiliary"][TEACHER], train=False, **inputs)
 
     def _compare(
         self, call: ForwardCall, teacher_output: Any, batch: Batch
@@ -285,7 +284,7 @@ class Distillation(Objective):
         real = tokens.reshape(distance.shape)
         # One number per row, so that both losses have the same divisor.
         mean = jnp.where(real, distance, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
-        return mean, mask
+        return mean.reshape(len(mask), -1).mean(-1), mask
 
     def _compare_vectors(
         self, call: ForwardCall, teacher_output: Any, batch: Batch
@@ -347,12 +346,6 @@ class Distillation(Objective):
             metrics["hidden_state_distance"] = totals["hidden_state_distance"] / distilled
             total += data.hidden_state_weight * metrics["hidden_state_distance"]
         return metrics | {"total_loss": total}
-
-
-def inspect_names(model: FlaxPreTrainedModel) -> Mapping[str, Any]:
-    """Returns the names of the inputs of a model if its main input is not text."""
-    name = model.main_input_name
-    return {} if name == "input_ids" else {name: None}
 
 
 def _last_hidden(output: Any) -> jax.Array:
