@@ -41,7 +41,7 @@ def keep_layers(
             f"--keep_decoder_layers: '{config.model_type}' has no separate decoder: use "
             "--keep_layers"
         )
-    kept: dict[str, Sequence[int]] = {}
+    layers_by_side: dict[str, Sequence[int]] = {}
     sides = (
         ("encoder", "keep_layers", ENCODER_LAYERS if is_pair else ("num_hidden_layers",), layers),
         ("decoder", "keep_decoder_layers", DECODER_LAYERS, decoder_layers),
@@ -60,7 +60,7 @@ def keep_layers(
             raise UsageError(
                 f"--{flag} {','.join(map(str, numbers))}: the model has the layers 0 to {count - 1}"
             )
-        kept[side if is_pair else ""] = numbers
+        layers_by_side[side if is_pair else ""] = numbers
         _select(config, name, count, numbers)
     student = type(model)(
         config, _do_init=False, seed=model.seed, precision=model.precision,
@@ -69,7 +69,7 @@ def keep_layers(
     source = trees.flatten(model.params)
     params: dict[trees.Path, Any] = {}
     for path in trees.flatten(student.abstract_params):
-        params[path] = _source_of(path, kept, source)
+        params[path] = _source_of(path, layers_by_side, source)
     student._is_initialized, student._params = True, trees.unflatten(params)
     student.generation_config = copy.deepcopy(model.generation_config)
     return student
@@ -84,15 +84,15 @@ def _select(config: Any, name: str, count: int, numbers: Sequence[int]) -> None:
 
 
 def _source_of(
-    path: trees.Path, kept: Mapping[str, Sequence[int]], source: Mapping[trees.Path, Any]
+    path: trees.Path, layers_by_side: Mapping[str, Sequence[int]], source: Mapping[trees.Path, Any]
 ) -> Any:
     """Returns the parameter of the original model for a path of the new model."""
-    place = next((number for number, part in enumerate(path) if part.isdigit()), None)
+    position = next((number for number, part in enumerate(path) if part.isdigit()), None)
     # Lists in heads come after other parts, such as `classifier/0`.
-    side = "decoder" if "decoder" in path[:place] else "encoder"
-    numbers = kept.get(side, kept.get(""))
-    if place is None or numbers is None or int(path[place]) >= len(numbers):
+    side = "decoder" if "decoder" in path[:position] else "encoder"
+    numbers = layers_by_side.get(side, layers_by_side.get(""))
+    if position is None or numbers is None or int(path[position]) >= len(numbers):
         return source[path]
-    old = (*path[:place], str(numbers[int(path[place])]), *path[place + 1 :])
+    old = (*path[:position], str(numbers[int(path[position])]), *path[position + 1 :])
     # The first layer may own parameters that all layers use, such as T5's position biases.
     return source[old] if old in source else source[path]

@@ -51,14 +51,14 @@ class Distillation(Objective):
     """The part of an objective that compares the model with a teacher.
 
     The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
-    of the hidden states, each multiplied by its weight. Each is a mean over its own positions: the
+    of the hidden states, each multiplied by its weight. Each is a mean over its positions: the
     positions with labels or, in masked language modeling, all tokens for the last two.
     """
 
     def setup(self) -> None:
         """Compares the vocabularies of teacher and student."""
         super().setup()
-        data, kind = self.arguments, type(self)
+        data = self.arguments
         self.compares_vectors = self.name == "embedding"
         self.distillation_loss = data.distillation_loss or (
             "cosine" if self.compares_vectors else "forward_kl"
@@ -69,7 +69,7 @@ class Distillation(Objective):
                 f"--distillation_loss {self.distillation_loss} is for embeddings: use "
                 f"{', '.join(DIVERGENCES)} or mse for the objective '{self.name}'"
             )
-        self.sums = (*kind.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
+        self.sums = (*type(self).sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
         if data.hidden_state_weight:
             self.sums = (*self.sums, "hidden_state_distance")  # type: ignore[misc]
         # In masked language modeling, all tokens are compared, as in DistilBERT.
@@ -92,29 +92,29 @@ class Distillation(Objective):
 
         teacher = self.arguments.teacher
         try:
-            other = AutoTokenizer.from_pretrained(teacher).get_vocab()
+            teacher_vocabulary = AutoTokenizer.from_pretrained(teacher).get_vocab()
         except Exception as error:  # the Rust tokenizers raise plain Exception
             raise UsageError(
                 f"--teacher {teacher}: its tokenizer cannot be loaded ({first_line(error)}), which "
                 "is compared with that of the student. Save the tokenizer in the same directory"
             ) from error
-        own = tokenizer.get_vocab()
-        differing = sorted(own.keys() ^ other.keys())
+        vocabulary = tokenizer.get_vocab()
+        differing = sorted(vocabulary.keys() ^ teacher_vocabulary.keys())
         if differing:
-            shown = ", ".join(
-                f"'{token}' (only {'student' if token in own else 'teacher'})"
+            examples = ", ".join(
+                f"'{token}' (only {'student' if token in vocabulary else 'teacher'})"
                 for token in differing[:5]
             )
             raise UsageError(
                 f"--teacher {teacher} has another vocabulary: {len(differing)} tokens differ, such "
-                f"as {shown}. Teacher and student must have the same tokens"
+                f"as {examples}. Teacher and student must have the same tokens"
             )
-        size = max(own.values()) + 1
-        if own == other:
+        size = max(vocabulary.values()) + 1
+        if vocabulary == teacher_vocabulary:
             return None, size
         ids = np.zeros(size, np.int32)
-        for token, number in own.items():
-            ids[number] = other[token]
+        for token, number in vocabulary.items():
+            ids[number] = teacher_vocabulary[token]
         logger.info("the IDs of the teacher's tokens are mapped to those of the student")
         return ids, size
 
@@ -230,18 +230,18 @@ class Distillation(Objective):
             )
         data, size = self.arguments, self.num_tokens
 
-        def losses(own: jax.Array, other: jax.Array) -> jax.Array:
+        def losses(student: jax.Array, target: jax.Array) -> jax.Array:
             if size is not None and self.has_vocabulary:
-                own = own[..., :size]
+                student = student[..., :size]
                 ids = self.teacher_ids
-                other = other[..., :size] if ids is None else other[..., jnp.asarray(ids)]
-            other = jax.lax.stop_gradient(other)
+                target = target[..., :size] if ids is None else target[..., jnp.asarray(ids)]
+            target = jax.lax.stop_gradient(target)
             if self.distillation_loss == "mse":
-                return squared_error(own, other)
+                return squared_error(student, target)
             return divergence(
                 self.distillation_loss,
-                own,
-                other,
+                student,
+                target,
                 data.distillation_temperature,
                 data.distillation_beta,
             )
@@ -270,14 +270,14 @@ class Distillation(Objective):
         self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the cosine distance of the last hidden states, and which positions count."""
-        own, other = (_last_hidden(output) for output in (call.output, teacher_output))
-        if own.shape != other.shape:
+        student, target = (_last_hidden(output) for output in (call.output, teacher_output))
+        if student.shape != target.shape:
             raise UsageError(
-                f"--hidden_state_weight: the hidden states of the teacher have {other.shape[-1]} "
-                f"features, but those of the student {own.shape[-1]}. Use a student with the same "
-                "hidden_size, or drop the flag"
+                f"--hidden_state_weight: the hidden states of the teacher have "
+                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use a "
+                "student with the same hidden_size, or drop the flag"
             )
-        distance = cosine_distance(own, jax.lax.stop_gradient(other))
+        distance = cosine_distance(student, jax.lax.stop_gradient(target))
         if distance.ndim == mask.ndim and distance.shape == mask.shape:
             return distance, mask
         tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
@@ -295,16 +295,16 @@ class Distillation(Objective):
         objective: Any = self
         teacher = self.auxiliary[TEACHER].model
         configs = (objective.sentence_config, teacher.sentence_config or objective.sentence_config)
-        own, other = (
+        student, target = (
             config(output.last_hidden_state, mask).reshape(rows, sides, -1)
             for config, output in zip(configs, (call.output, teacher_output), strict=True)
         )
-        other = jax.lax.stop_gradient(other)
+        target = jax.lax.stop_gradient(target)
         name = self.distillation_loss
-        if name in ("cosine", "mse") and own.shape != other.shape:
+        if name in ("cosine", "mse") and student.shape != target.shape:
             raise UsageError(
                 f"--distillation_loss {name}: the embeddings of the teacher have "
-                f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
+                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use "
                 "margin_mse or forward_kl, which compare similarities"
             )
         if name == "margin_mse":
@@ -312,11 +312,11 @@ class Distillation(Objective):
                 raise UsageError(
                     "--distillation_loss margin_mse requires negatives: add a column 'negative'"
                 )
-            return margin_squared_error(own, other), batch["valid"]
+            return margin_squared_error(student, target), batch["valid"]
         if name == "cosine":
-            return cosine_distance(own, other).mean(-1), batch["valid"]
+            return cosine_distance(student, target).mean(-1), batch["valid"]
         if name == "mse":
-            return squared_error(own, other).mean(-1), batch["valid"]
+            return squared_error(student, target).mean(-1), batch["valid"]
 
         def scores(vectors: jax.Array) -> jax.Array:
             unit = l2_normalize(vectors)
@@ -326,7 +326,11 @@ class Distillation(Objective):
 
         data = self.arguments
         values = divergence(
-            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
+            name,
+            scores(student),
+            scores(target),
+            data.distillation_temperature,
+            data.distillation_beta,
         )
         return values, batch["valid"]
 

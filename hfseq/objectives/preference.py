@@ -153,8 +153,8 @@ class PreferenceObjective(Objective):
         if self.packing:
             rows = PackedAnswerRows(examples, pad, length)
         else:
-            kind = PromptRows if self.encoder_decoder else AnswerRows
-            rows = kind(examples, pad, max_length, self.arguments.pad_to_max_length)
+            row_class = PromptRows if self.encoder_decoder else AnswerRows
+            rows = row_class(examples, pad, max_length, self.arguments.pad_to_max_length)
         num_targets = sum(
             len(ids) - prompt_length
             for item in examples

@@ -120,9 +120,9 @@ def _checksum(run: Run, state: TrainState, stored: Tree) -> str:
                 total = total * 31 + (bits * factors).sum(dtype=jnp.uint32)
         return total
 
-    own = {name: part for name, part in run.frozen.items() if name != AUXILIARY}
+    frozen_params = {name: part for name, part in run.frozen.items() if name != AUXILIARY}
     replicated = NamedSharding(run.mesh, PartitionSpec())
-    return f"{int(jax.jit(checksum, out_shardings=replicated)(own, stored)):08x}"
+    return f"{int(jax.jit(checksum, out_shardings=replicated)(frozen_params, stored)):08x}"
 
 
 def _compute(run: Run, state: TrainState, rows: Any, split: str) -> np.ndarray:
@@ -155,14 +155,16 @@ def _read(folder: Path, split: str, description: Mapping[str, str]) -> np.ndarra
     """
     content: list[Any] = []
     if jax.process_index() == 0 and (folder / f"{split}.json").exists():
-        found = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
+        stored_description = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
         values = np.load(folder / f"{split}.npy", allow_pickle=False)
-        content = [found, values.shape, values.ravel().tolist()]
+        content = [stored_description, values.shape, values.ravel().tolist()]
     content = next(iter(processes.exchange(content)), [])
     if not content:
         return None
-    found, shape, flat = content
-    differing = [name for name, value in description.items() if found.get(name) != value]
+    stored_description, shape, flat = content
+    differing = [
+        name for name, value in description.items() if stored_description.get(name) != value
+    ]
     if differing:
         raise UsageError(
             f"{folder} contains log-probabilities of a reference model for other "

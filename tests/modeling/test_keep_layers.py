@@ -19,10 +19,10 @@ def test_a_student_has_the_chosen_layers_of_its_teacher(tmp_path):
     convert(str(tmp_path / "teacher"), tmp_path / "student", keep_layers="3,0")
     student = hfseq.FlaxAutoModelForCausalLM.from_pretrained(tmp_path / "student")
     assert student.config.num_hidden_layers == 2
-    own, other = trees.flatten(student.params), trees.flatten(teacher.params)
-    for path, leaf in own.items():
+    student_params, teacher_params = trees.flatten(student.params), trees.flatten(teacher.params)
+    for path, leaf in student_params.items():
         old = tuple({"0": "3", "1": "0"}.get(part, part) for part in path)
-        np.testing.assert_array_equal(leaf, other[old])
+        np.testing.assert_array_equal(leaf, teacher_params[old])
     # With all layers, nothing changes.
     same = keep_layers(teacher, range(4))
     ids = np.arange(3, 12)[None]
@@ -37,14 +37,14 @@ def test_encoder_and_decoder_have_separate_layers():
     teacher = hfseq.FlaxT5ForConditionalGeneration(config)
     student = keep_layers(teacher, [2], [1])
     assert (student.config.num_layers, student.config.num_decoder_layers) == (1, 1)
-    own, other = trees.flatten(student.params), trees.flatten(teacher.params)
+    student_params, teacher_params = trees.flatten(student.params), trees.flatten(teacher.params)
     for side, number in (("encoder", "2"), ("decoder", "1")):
         tail = ("layer", "0", "SelfAttention", "q", "kernel")
         np.testing.assert_array_equal(
-            own[side, "block", "0", *tail], other[side, "block", number, *tail]
+            student_params[side, "block", "0", *tail], teacher_params[side, "block", number, *tail]
         )
-    bias = next(path for path in own if "relative_attention_bias" in path)
-    np.testing.assert_array_equal(own[bias], other[bias])
+    bias = next(path for path in student_params if "relative_attention_bias" in path)
+    np.testing.assert_array_equal(student_params[bias], teacher_params[bias])
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,8 @@ def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
             torch.tensor(padded),
             attention_mask=torch.tensor(padded != tokenizer.pad_token_id).int(),
         )
-    found = ours(padded, attention_mask=(padded != tokenizer.pad_token_id).astype(np.int32))
-    np.testing.assert_allclose(found.logits, expected.logits.numpy(), atol=1e-5)
+    result = ours(padded, attention_mask=(padded != tokenizer.pad_token_id).astype(np.int32))
+    np.testing.assert_allclose(result.logits, expected.logits.numpy(), atol=1e-5)
 
 
 @pytest.mark.slow
