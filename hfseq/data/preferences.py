@@ -273,7 +273,7 @@ class PreferenceEncoder(TextEncoder):
 
 
 def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Messages]]:
-    """Divides conversations into the messages that they share at the beginning and the answer_rows."""
+    """Divides conversations into the messages at the beginning that they share, and the rest."""
     if len(answers) == 1:
         raise InvalidExample("the prompt must be a list of messages, like the completion")
     shared = 0
@@ -348,8 +348,8 @@ def check_labels(examples: Sequence[Answers], split: str) -> None:
     if len(labels) < 2:
         label_name = "true" if 1.0 in labels else "false"
         raise DataError(
-            f"all {len(examples)} {split} examples have the label {label_name}: the loss compares good "
-            "and bad completions, so the data must contain both labels"
+            f"all {len(examples)} {split} examples have the label {label_name}: the loss compares "
+            "good and bad completions, so the data must contain both labels"
         )
 
 

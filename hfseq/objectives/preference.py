@@ -101,7 +101,8 @@ class PreferenceObjective(Objective):
     @classmethod
     def task_head(cls, config: PreTrainedConfig) -> str:
         """Returns the language modeling head of decoders or of encoder-decoders."""
-        return "ForSeq2SeqLM" if config.is_encoder_decoder else "ForCausalLM"
+        is_pair = getattr(config, "is_encoder_decoder", False)
+        return "ForSeq2SeqLM" if is_pair else "ForCausalLM"
 
     def setup(self) -> None:
         """Sets the tokenizer's chat template and end-of-turn token."""
@@ -197,7 +198,7 @@ class PreferenceObjective(Objective):
                 "prompts": rows["prompt_ids"],
                 "prompt_segments": rows["prompt_segments"],
             }
-        for name in ("label", "margin", "reference_logps", "reference_mismatched_logps"):
+        for name in ("label", "margin", "reference_logps"):
             if name in rows:
                 batch[name] = rows[name]
         return batch
