@@ -257,7 +257,7 @@ class PreferenceEncoder(TextEncoder):
             tokens = tokens._replace(
                 prompt=prompt, answers=tuple(answers), prompt_lengths=tuple(prompt_lengths)
             )
-            if len(answers) == 2 and np.array_equal(*answers):
+            if len(answers) == 2 and np.array_equal(answers[0], answers[1]):
                 raise InvalidExample(
                     f"chosen and rejected are identical after truncation to {length} tokens "
                     "(--max_length)"

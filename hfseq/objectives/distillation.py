@@ -212,7 +212,8 @@ class Distillation(Objective):
         if self.arguments.hidden_state_weight:
             inputs["output_hidden_states"] = True
         run: Any = teacher
-        return run(params=batch["auxiliary"][TEACHER], train=False, **inputs)
+        auxiliary: Any = batch["auxiliary"]
+        return run(params=auxiliary[TEACHER], train=False, **inputs)
 
     def _compare(
         self, call: ForwardCall, teacher_output: Any, batch: Batch

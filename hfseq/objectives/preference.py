@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -274,7 +274,9 @@ class PreferenceObjective(Objective):
             inputs["attention_mask"] = prompt_segments
         else:
             inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
-        dropout = False if train and getattr(self.arguments, "disable_dropout", True) else rngs
+        dropout: jax.Array | Literal[False] | None = rngs
+        if train and self.arguments.disable_dropout:
+            dropout = False
         with nn.defer_logits():
             output, new_extra = base.forward(model, params, dropout, train, extra, **inputs)
         counted = targets != IGNORE_INDEX
@@ -435,7 +437,8 @@ class ReferenceObjective(PreferenceObjective):
         if self.arguments.reference_free:
             return jnp.zeros((batch["pairs"].size, self.num_answers))
         reference = self.auxiliary[REFERENCE]
-        reference_params = reference.params(params, batch["auxiliary"][REFERENCE])
+        stored: Any = batch["auxiliary"]
+        reference_params = reference.params(params, stored[REFERENCE])
         scores, _ = self.scores(
             reference.model,
             jax.lax.stop_gradient(reference_params),

@@ -52,7 +52,8 @@ def precompute(run: Run, state: TrainState) -> Run:
     if not isinstance(objective, ReferenceObjective) or not objective.precomputes_auxiliary:
         return run
     assert run.data is not None
-    stored = run.frozen[AUXILIARY][REFERENCE]
+    auxiliary: Any = run.frozen[AUXILIARY]
+    stored = auxiliary[REFERENCE]
     weights = _checksum(run, state, stored)
     splits = {"train": run.data.train, "validation": run.data.evaluation, "test": run.data.test}
     for split, batches in splits.items():
@@ -133,7 +134,7 @@ def _compute(run: Run, state: TrainState, rows: Any, split: str) -> np.ndarray:
     batches = Batches(rows, size * sharding.data_shards(run.mesh), training.seed, shuffle=False)
 
     def logps(params: Tree, frozen: Tree, batch: Mapping[str, jax.Array]) -> jax.Array:
-        inputs = {name: leaf[0] for name, leaf in batch.items()}
+        inputs: dict[str, Any] = {name: leaf[0] for name, leaf in batch.items()}
         inputs[AUXILIARY] = frozen[AUXILIARY]
         values = objective.reference_logps(inputs, join_frozen(params, frozen), run.model)
         return values.reshape(*inputs["pairs"].shape, -1)

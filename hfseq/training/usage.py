@@ -294,7 +294,7 @@ The data are lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}
     "cpo": r"""
 Train a language model on preferences with CPO or SimPO, like TRL's CPO.
 
-There is no reference model. This is SimPO, with the recommended beta and margin:
+This is SimPO, which has no reference model, with the recommended beta and margin:
 
     hfseq train cpo --output_dir my-simpo --train_file train.jsonl --validation_file dev.jsonl \
         --model_name_or_path my-assistant --loss_type simpo --beta 2 --simpo_gamma 1 \
