@@ -33,7 +33,8 @@ EXAMPLES = """hfseq convert old-flax-model new-model
 hfseq convert my-roberta my-roberta-flax --to msgpack
 hfseq convert my-gpt2 my-gpt2-bf16 --dtype bfloat16 --max_shard_size 2GB
 hfseq convert my-bert my-encoder --base --strict
-hfseq convert my-adapter my-model --merge"""
+hfseq convert my-adapter my-model --merge
+hfseq convert my-bert my-student --keep_layers 0,2,4,7,9,11"""
 
 #: Images are copied if the model card shows them.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
@@ -99,6 +100,12 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", action="store_true", help="Merge the adapter in SRC with its base model."
     )
+    for flag, layers in (("keep_layers", "layers"), ("keep_decoder_layers", "decoder layers")):
+        parser.add_argument(
+            f"--{flag}",
+            metavar="N,N,...",
+            help=f"Keep only these {layers}, e.g. 0,2,4 for a student of the model.",
+        )
     parser.add_argument(
         "--overwrite", action="store_true", help="Replace the model in an existing directory."
     )
@@ -138,6 +145,8 @@ def run_convert(arguments: argparse.Namespace) -> int:
             "model_class",
             "overwrite",
             "merge",
+            "keep_layers",
+            "keep_decoder_layers",
         )
         options = {name: getattr(arguments, name) for name in flags}
         if arguments.base:
@@ -206,6 +215,8 @@ def convert(
     model_class: str | None = None,
     overwrite: bool = False,
     merge: bool = False,
+    keep_layers: str | None = None,
+    keep_decoder_layers: str | None = None,
 ) -> Conversion:
     """Converts the model at ``source`` and writes it to ``destination``.
 
@@ -222,6 +233,9 @@ def convert(
         model_class: Model class name, as an alternative to ``task``.
         overwrite: Whether to replace the model in a directory that is not empty.
         merge: Whether ``source`` is an adapter to merge with its base model.
+        keep_layers: Numbers of the layers to keep, separated by commas, for a student in
+            distillation. In encoder-decoder models, these are layers of the encoder.
+        keep_decoder_layers: Numbers of the decoder layers to keep.
 
     Raises:
         UsageError: The arguments do not fit the source or the destination.
@@ -232,7 +246,7 @@ def convert(
 
     from hfseq.checkpoints.config import Source, open_checkpoint, read_config
     from hfseq.checkpoints.files import parse_size
-    from hfseq.modeling import lora
+    from hfseq.modeling import layers, lora
     from hfseq.modeling.auto import find_class
 
     checkpoint, target = Source.parse(source), Path(destination)
@@ -275,6 +289,12 @@ def convert(
     )
     if adapter is not None:
         model = model.merge_adapter()
+    if keep_layers is not None or keep_decoder_layers is not None:
+        model = layers.keep_layers(
+            model,
+            _numbers("keep_layers", keep_layers),
+            _numbers("keep_decoder_layers", keep_decoder_layers),
+        )
     if checkpoint.file:
         model.load_generation_config(checkpoint.location)
     if dtype is not None:
@@ -306,6 +326,16 @@ def convert(
             {*report.unexpected, *report.derived, *(other for _, other in report.unused_biases)}
         ),
     )
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    """Parses numbers separated by commas."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--{flag} {text}: use numbers separated by commas, e.g. 0,2,4")
+    return [int(part) for part in parts]
 
 
 def build_abstract_model(

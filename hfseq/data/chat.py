@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hfseq.checkpoints.hub import check_directory
-from hfseq.data.arguments import ChatArguments
+from hfseq.data.arguments import ChatArguments, ConversationArguments
 from hfseq.data.batches import PackedRows
 from hfseq.data.records import Records, drop_invalid
 from hfseq.data.store import TokenStore
@@ -60,7 +60,9 @@ class TokenizedExample(NamedTuple):
     loss_mask: np.ndarray
 
 
-def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArguments) -> None:
+def configure_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, arguments: ConversationArguments
+) -> None:
     """Sets the chat template and the end-of-turn token of a tokenizer according to the flags.
 
     Raises:

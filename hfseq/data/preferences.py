@@ -257,7 +257,7 @@ class PreferenceEncoder(TextEncoder):
             tokens = tokens._replace(
                 prompt=prompt, answers=tuple(answers), prompt_lengths=tuple(prompt_lengths)
             )
-            if len(answers) == 2 and np.array_equal(*answers):
+            if len(answers) == 2 and np.array_equal(answers[0], answers[1]):
                 raise InvalidExample(
                     f"chosen and rejected are identical after truncation to {length} tokens "
                     "(--max_length)"
@@ -273,7 +273,7 @@ class PreferenceEncoder(TextEncoder):
 
 
 def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Messages]]:
-    """Divides conversations into the messages that they share at the beginning and the others."""
+    """Divides conversations into the messages at the beginning that they share, and the rest."""
     if len(answers) == 1:
         raise InvalidExample("the prompt must be a list of messages, like the completion")
     shared = 0
@@ -346,10 +346,10 @@ def check_labels(examples: Sequence[Answers], split: str) -> None:
     """Raises `DataError` if all examples have the same label."""
     labels = {item.values["label"] for item in examples}
     if len(labels) < 2:
-        kind = "true" if 1.0 in labels else "false"
+        label_name = "true" if 1.0 in labels else "false"
         raise DataError(
-            f"all {len(examples)} {split} examples have the label {kind}: the loss compares good "
-            "and bad completions, so the data must contain both labels"
+            f"all {len(examples)} {split} examples have the label {label_name}: the loss compares "
+            "good and bad completions, so the data must contain both labels"
         )
 
 
@@ -399,7 +399,7 @@ class AnswerRows(GroupedRows):
         self.examples = examples
 
     def fetch_mismatched(
-        self, indices: np.ndarray, others: np.ndarray, width: int
+        self, indices: np.ndarray, answer_rows: np.ndarray, width: int
     ) -> dict[str, np.ndarray]:
         """Returns the prompts of some rows, each followed by the answer of another row.
 
@@ -407,7 +407,7 @@ class AnswerRows(GroupedRows):
 
         Args:
             indices: The rows of the prompts.
-            others: The rows of the answers.
+            answer_rows: The rows of the answers.
             width: Number of columns. Longer rows are truncated.
 
         Returns:
@@ -422,7 +422,7 @@ class AnswerRows(GroupedRows):
                 ("mismatched_learned", 0),
             )
         }
-        for row, (index, other) in enumerate(zip(indices, others, strict=True)):
+        for row, (index, other) in enumerate(zip(indices, answer_rows, strict=True)):
             first, second = self.examples[index], self.examples[other]
             prompt = first.answers[0][: first.prompt_lengths[0]]
             answer = second.answers[0][second.prompt_lengths[0] :]
@@ -516,7 +516,7 @@ class PromptRows:
         }
 
     def fetch_mismatched(
-        self, indices: np.ndarray, others: np.ndarray, width: tuple[int, int]
+        self, indices: np.ndarray, answer_rows: np.ndarray, width: tuple[int, int]
     ) -> dict[str, np.ndarray]:
         """Returns the answers of other rows; see `AnswerRows.fetch_mismatched`."""
-        return self.answers.fetch_mismatched(indices, others, width[1])
+        return self.answers.fetch_mismatched(indices, answer_rows, width[1])

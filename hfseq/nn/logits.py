@@ -42,8 +42,8 @@ class DeferredLogits:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the logits, `(batch, length, vocab_size)`."""
-        one = jax.eval_shape(self._apply, self.hidden_states[:, :1])
-        return (*self.hidden_states.shape[:-1], one.shape[-1])
+        first = jax.eval_shape(self._apply, self.hidden_states[:, :1])
+        return (*self.hidden_states.shape[:-1], first.shape[-1])
 
     def compute(self) -> jax.Array:
         """Computes all logits, `(batch, length, vocab_size)`."""
@@ -106,8 +106,8 @@ def map_logits(
         return jnp.moveaxis(padded.reshape(batch, size, count, *x.shape[2:]), 2, 0)
 
     def join(x: jax.Array) -> jax.Array:
-        joined = jnp.moveaxis(x, 0, 2).reshape(batch, size * count, *x.shape[3:])
-        return joined[:, :length]
+        stacked = jnp.moveaxis(x, 0, 2).reshape(batch, size * count, *x.shape[3:])
+        return stacked[:, :length]
 
     parts = jax.tree.map(split, (hidden, arrays))
     return jax.tree.map(join, jax.lax.map(lambda part: run(*part), parts))

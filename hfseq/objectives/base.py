@@ -172,7 +172,7 @@ class AuxiliaryModel:
 
     source: str | None = None
     head: str | None = None
-    dtype: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     flag: str = "model_name_or_path"
 
 

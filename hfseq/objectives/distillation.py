@@ -53,7 +53,7 @@ class Distillation(Objective):
     """The part of an objective that compares the model with a teacher.
 
     The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
-    of the hidden states, each multiplied by its weight. Each is a mean over its own positions: the
+    of the hidden states, each multiplied by its weight. Each is a mean over its positions: the
     positions with labels or, in masked language modeling, all tokens for the last two.
     """
 
@@ -63,14 +63,14 @@ class Distillation(Objective):
     def setup(self) -> None:
         """Compares the vocabularies of teacher and student."""
         super().setup()
-        data, kind = self.arguments, type(self)
+        data = self.arguments
         self.distillation_loss = data.distillation_loss or self.distillation_losses[0]
         if self.distillation_loss not in self.distillation_losses:
             raise UsageError(
                 f"--distillation_loss {self.distillation_loss}: the objective '{self.name}' "
                 f"supports {', '.join(self.distillation_losses)}"
             )
-        self.sums = (*kind.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
+        self.sums = (*type(self).sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
         if data.hidden_state_weight:
             self.sums = (*self.sums, "hidden_state_distance")  # type: ignore[misc]
         # In masked language modeling, all tokens are compared, as in DistilBERT.
@@ -93,29 +93,29 @@ class Distillation(Objective):
 
         teacher = self.arguments.teacher
         try:
-            other = AutoTokenizer.from_pretrained(teacher).get_vocab()
+            teacher_vocabulary = AutoTokenizer.from_pretrained(teacher).get_vocab()
         except Exception as error:  # the Rust tokenizers raise plain Exception
             raise UsageError(
                 f"--teacher {teacher}: its tokenizer cannot be loaded ({first_line(error)}), which "
                 "is compared with that of the student. Save the tokenizer in the same directory"
             ) from error
-        own = tokenizer.get_vocab()
-        differing = sorted(own.keys() ^ other.keys())
+        vocabulary = tokenizer.get_vocab()
+        differing = sorted(vocabulary.keys() ^ teacher_vocabulary.keys())
         if differing:
-            shown = ", ".join(
-                f"'{token}' (only {'student' if token in own else 'teacher'})"
+            examples = ", ".join(
+                f"'{token}' (only {'student' if token in vocabulary else 'teacher'})"
                 for token in differing[:5]
             )
             raise UsageError(
                 f"--teacher {teacher} has another vocabulary: {len(differing)} tokens differ, such "
-                f"as {shown}. Teacher and student must have the same tokens"
+                f"as {examples}. Teacher and student must have the same tokens"
             )
-        size = max(own.values()) + 1
-        if own == other:
+        size = max(vocabulary.values()) + 1
+        if vocabulary == teacher_vocabulary:
             return None, size
         ids = np.zeros(size, np.int32)
-        for token, number in own.items():
-            ids[number] = other[token]
+        for token, number in vocabulary.items():
+            ids[number] = teacher_vocabulary[token]
         logger.info("the IDs of the teacher's tokens are mapped to those of the student")
         return ids, size
 
@@ -164,7 +164,12 @@ class Distillation(Objective):
         with nn.defer_logits():
             teacher_output = self._run_teacher(call, batch)
         values, mask = self._compare(call, teacher_output, batch)
-        values, mask = jnp.broadcast_arrays(values, mask)
+        if values.shape != mask.shape:
+            raise UsageError(
+                f"--teacher: the outputs of the objective '{self.name}' have the shape "
+                f"{values.shape}, but its labels {mask.shape}. Distillation supports objectives "
+                "with one label per output"
+            )
         scale = jnp.ones(())
         if self.compares_all_tokens:
             step = batch["step_totals"]
@@ -192,10 +197,8 @@ class Distillation(Objective):
     def _run_teacher(self, call: ForwardCall, batch: Batch) -> Any:
         """Runs the teacher on the inputs of the student."""
         teacher = self.auxiliary[TEACHER].model
-        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+        names = (teacher.main_input_name, "attention_mask", "token_type_ids", "position_ids")
         inputs = dict(zip(names, call.inputs, strict=False)) | call.keyword_inputs
-        if "pixel_values" in inspect_names(teacher):
-            inputs = dict(zip(("pixel_values",), call.inputs, strict=False)) | call.keyword_inputs
         inputs = self._map_ids(inputs)
         inputs = {
             name: value
@@ -204,8 +207,9 @@ class Distillation(Objective):
         }
         if self.arguments.hidden_state_weight:
             inputs["output_hidden_states"] = True
-        output = teacher(params=batch["auxiliary"][TEACHER], train=False, **inputs)
-        return output
+        run: Any = teacher
+        auxiliary: Any = batch["auxiliary"]
+        return run(params=auxiliary[TEACHER], train=False, **inputs)
 
     def _map_ids(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the student's token IDs by those of the teacher."""
@@ -231,18 +235,18 @@ class Distillation(Objective):
             )
         data, size = self.arguments, self.num_tokens
 
-        def losses(own: jax.Array, other: jax.Array) -> jax.Array:
+        def losses(student: jax.Array, target: jax.Array) -> jax.Array:
             if size is not None and self.has_vocabulary:
-                own = own[..., :size]
+                student = student[..., :size]
                 ids = self.teacher_ids
-                other = other[..., :size] if ids is None else other[..., jnp.asarray(ids)]
-            other = jax.lax.stop_gradient(other)
+                target = target[..., :size] if ids is None else target[..., jnp.asarray(ids)]
+            target = jax.lax.stop_gradient(target)
             if self.distillation_loss == "mse":
-                return squared_error(own, other)
+                return squared_error(student, target)
             return divergence(
                 self.distillation_loss,
-                own,
-                other,
+                student,
+                target,
                 data.distillation_temperature,
                 data.distillation_beta,
             )
@@ -271,21 +275,21 @@ class Distillation(Objective):
         self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the cosine distance of the last hidden states, and which positions count."""
-        own, other = (_last_hidden(output) for output in (call.output, teacher_output))
-        if own.shape != other.shape:
+        student, target = (_last_hidden(output) for output in (call.output, teacher_output))
+        if student.shape != target.shape:
             raise UsageError(
-                f"--hidden_state_weight: the hidden states of the teacher have {other.shape[-1]} "
-                f"features, but those of the student {own.shape[-1]}. Use a student with the same "
-                "hidden_size, or drop the flag"
+                f"--hidden_state_weight: the hidden states of the teacher have "
+                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use a "
+                "student with the same hidden_size, or drop the flag"
             )
-        distance = cosine_distance(own, jax.lax.stop_gradient(other))
+        distance = cosine_distance(student, jax.lax.stop_gradient(target))
         if distance.ndim == mask.ndim and distance.shape == mask.shape:
             return distance, mask
         tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
         real = tokens.reshape(distance.shape)
         # One number per row, so that both losses have the same divisor.
         mean = jnp.where(real, distance, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
-        return mean, mask
+        return mean.reshape(len(mask), -1).mean(-1), mask
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns the metrics of the objective for the labels, and those of the distillation.
@@ -391,12 +395,6 @@ class EmbeddingDistillation(Distillation):
             name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
         )
         return values, batch["valid"]
-
-
-def inspect_names(model: FlaxPreTrainedModel) -> Mapping[str, Any]:
-    """Returns the names of the inputs of a model if its main input is not text."""
-    name = model.main_input_name
-    return {} if name == "input_ids" else {name: None}
 
 
 def _last_hidden(output: Any) -> jax.Array:

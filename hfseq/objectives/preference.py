@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,8 @@ class PreferenceObjective(Objective):
     @classmethod
     def task_head(cls, config: PreTrainedConfig) -> str:
         """Returns the language modeling head of decoders or of encoder-decoders."""
-        return "ForSeq2SeqLM" if config.is_encoder_decoder else "ForCausalLM"
+        is_pair = getattr(config, "is_encoder_decoder", False)
+        return "ForSeq2SeqLM" if is_pair else "ForCausalLM"
 
     def setup(self) -> None:
         """Sets the tokenizer's chat template and end-of-turn token."""
@@ -153,8 +154,8 @@ class PreferenceObjective(Objective):
         if self.packing:
             rows = PackedAnswerRows(examples, pad, length)
         else:
-            kind = PromptRows if self.encoder_decoder else AnswerRows
-            rows = kind(examples, pad, max_length, self.arguments.pad_to_max_length)
+            row_class = PromptRows if self.encoder_decoder else AnswerRows
+            rows = row_class(examples, pad, max_length, self.arguments.pad_to_max_length)
         num_targets = sum(
             len(ids) - prompt_length
             for item in examples
@@ -197,7 +198,7 @@ class PreferenceObjective(Objective):
                 "prompts": rows["prompt_ids"],
                 "prompt_segments": rows["prompt_segments"],
             }
-        for name in ("label", "margin", "reference_logps", "reference_mismatched_logps"):
+        for name in ("label", "margin", "reference_logps"):
             if name in rows:
                 batch[name] = rows[name]
         return batch
@@ -273,7 +274,9 @@ class PreferenceObjective(Objective):
             inputs["attention_mask"] = prompt_segments
         else:
             inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
-        dropout = False if train and getattr(self.arguments, "disable_dropout", True) else rngs
+        dropout: jax.Array | Literal[False] | None = rngs
+        if train and self.arguments.disable_dropout:
+            dropout = False
         with nn.defer_logits():
             output, new_extra = base.forward(model, params, dropout, train, extra, **inputs)
         counted = targets != IGNORE_INDEX
@@ -434,7 +437,8 @@ class ReferenceObjective(PreferenceObjective):
         if self.arguments.reference_free:
             return jnp.zeros((batch["pairs"].size, self.num_answers))
         reference = self.auxiliary[REFERENCE]
-        reference_params = reference.params(params, batch["auxiliary"][REFERENCE])
+        stored: Any = batch["auxiliary"]
+        reference_params = reference.params(params, stored[REFERENCE])
         scores, _ = self.scores(
             reference.model,
             jax.lax.stop_gradient(reference_params),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -93,14 +93,17 @@ class RewardModeling(PreferenceObjective):
         """Returns the loss summed over pairs. In evaluation, the totals include all rewards."""
         width = batch["segments"].shape[-1]
         ids, segments = (batch[name].reshape(-1, width) for name in ("answer_ids", "segments"))
-        dropout = False if train and self.arguments.disable_dropout else rngs
+        dropout: jax.Array | Literal[False] | None = rngs
+        if train and self.arguments.disable_dropout:
+            dropout = False
         mask = (segments > 0).astype(jnp.int32)
         output, new_extra = base.forward(
             model, params, dropout, train, extra, ids, attention_mask=mask
         )
         rewards = output.logits.astype(jnp.float32).reshape(-1, 2)
         valid, margin = batch["pairs"][:, 0], batch.get("margin", 0.0)
-        values = reward_loss(*rewards.T, margin, self.arguments.center_rewards_coefficient)
+        centering = self.arguments.center_rewards_coefficient
+        values = reward_loss(rewards[:, 0], rewards[:, 1], margin, centering)
         total = jnp.where(valid, values, 0.0).sum()
         fixed = jax.lax.stop_gradient(rewards)
         difference = jnp.where(valid, fixed[:, 0] - fixed[:, 1], 0.0)

@@ -52,7 +52,8 @@ def precompute(run: Run, state: TrainState) -> Run:
     if not isinstance(objective, ReferenceObjective) or not objective.precomputes_auxiliary:
         return run
     assert run.data is not None
-    stored = run.frozen[AUXILIARY][REFERENCE]
+    auxiliary: Any = run.frozen[AUXILIARY]
+    stored = auxiliary[REFERENCE]
     weights = _checksum(run, state, stored)
     splits = {"train": run.data.train, "validation": run.data.evaluation, "test": run.data.test}
     for split, batches in splits.items():
@@ -120,9 +121,9 @@ def _checksum(run: Run, state: TrainState, stored: Tree) -> str:
                 total = total * 31 + (bits * factors).sum(dtype=jnp.uint32)
         return total
 
-    own = {name: part for name, part in run.frozen.items() if name != AUXILIARY}
+    frozen_params = {name: part for name, part in run.frozen.items() if name != AUXILIARY}
     replicated = NamedSharding(run.mesh, PartitionSpec())
-    return f"{int(jax.jit(checksum, out_shardings=replicated)(own, stored)):08x}"
+    return f"{int(jax.jit(checksum, out_shardings=replicated)(frozen_params, stored)):08x}"
 
 
 def _compute(run: Run, state: TrainState, rows: Any, split: str) -> np.ndarray:
@@ -133,7 +134,7 @@ def _compute(run: Run, state: TrainState, rows: Any, split: str) -> np.ndarray:
     batches = Batches(rows, size * sharding.data_shards(run.mesh), training.seed, shuffle=False)
 
     def logps(params: Tree, frozen: Tree, batch: Mapping[str, jax.Array]) -> jax.Array:
-        inputs = {name: leaf[0] for name, leaf in batch.items()}
+        inputs: dict[str, Any] = {name: leaf[0] for name, leaf in batch.items()}
         inputs[AUXILIARY] = frozen[AUXILIARY]
         values = objective.reference_logps(inputs, join_frozen(params, frozen), run.model)
         return values.reshape(*inputs["pairs"].shape, -1)
@@ -155,14 +156,16 @@ def _read(folder: Path, split: str, description: Mapping[str, str]) -> np.ndarra
     """
     content: list[Any] = []
     if jax.process_index() == 0 and (folder / f"{split}.json").exists():
-        found = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
+        stored_description = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
         values = np.load(folder / f"{split}.npy", allow_pickle=False)
-        content = [found, values.shape, values.ravel().tolist()]
+        content = [stored_description, values.shape, values.ravel().tolist()]
     content = next(iter(processes.exchange(content)), [])
     if not content:
         return None
-    found, shape, flat = content
-    differing = [name for name, value in description.items() if found.get(name) != value]
+    stored_description, shape, flat = content
+    differing = [
+        name for name, value in description.items() if stored_description.get(name) != value
+    ]
     if differing:
         raise UsageError(
             f"{folder} contains log-probabilities of a reference model for other "

@@ -250,6 +250,66 @@ Train LoRA adapters on a base model that is quantized to four bits. This takes m
         --model_name_or_path Qwen/Qwen2-0.5B-Instruct --use_peft --load_in_4bit \
         --learning_rate 2e-4 --packing --num_train_epochs 1 --dtype bfloat16
 """,
+    "dpo": r"""
+Train a language model on preferences with direct preference optimization, like TRL's DPO.
+
+The data are lines with a prompt and two answers, such as {"prompt": "...", "chosen": "...",
+"rejected": "..."}. Prompts and answers can also be lists of messages. The reference model is the
+model from which the run starts:
+
+    hfseq train dpo --output_dir my-dpo --train_file train.jsonl --validation_file dev.jsonl \
+        --model_name_or_path my-assistant --learning_rate 1e-6 --beta 0.1 --max_length 1024 \
+        --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --num_train_epochs 1
+
+Train LoRA adapters. The reference model is the base model without adapters, so there is no second
+copy of the weights:
+
+    hfseq train dpo --output_dir my-adapter --dataset_name trl-lib/ultrafeedback_binarized \
+        --model_name_or_path Qwen/Qwen2-0.5B-Instruct --use_peft --learning_rate 1e-5 \
+        --dtype bfloat16
+
+Combine several losses:
+
+    hfseq train dpo --output_dir my-mpo --train_file train.jsonl --model_name_or_path my-assistant \
+        --loss_type sigmoid bco_pair sft --loss_weights 0.8 0.2 1.0
+""",
+    "kto": r"""
+Train a language model on good and bad completions, like TRL's KTO.
+
+The data are lines such as {"prompt": "...", "completion": "...", "label": true}. Pairs of a chosen
+and a rejected answer are divided into two completions:
+
+    hfseq train kto --output_dir my-kto --train_file train.jsonl --validation_file dev.jsonl \
+        --model_name_or_path my-assistant --learning_rate 1e-6 --per_device_train_batch_size 8 \
+        --num_train_epochs 1
+""",
+    "orpo": r"""
+Fine-tune a language model on preferences without a reference model, like TRL's ORPO.
+
+The data are lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}:
+
+    hfseq train orpo --output_dir my-orpo --train_file train.jsonl --validation_file dev.jsonl \
+        --model_name_or_path my-llama --learning_rate 8e-6 --beta 0.1 --num_train_epochs 1
+""",
+    "cpo": r"""
+Train a language model on preferences with CPO or SimPO, like TRL's CPO.
+
+This is SimPO, which has no reference model, with the recommended beta and margin:
+
+    hfseq train cpo --output_dir my-simpo --train_file train.jsonl --validation_file dev.jsonl \
+        --model_name_or_path my-assistant --loss_type simpo --beta 2 --simpo_gamma 1 \
+        --learning_rate 1e-6 --num_train_epochs 1
+""",
+    "reward": r"""
+Train a reward model on pairs of answers, like TRL's reward trainer.
+
+The data are lines such as {"chosen": [...], "rejected": [...]} with lists of messages, optionally
+with a number "margin" by which the rewards should differ:
+
+    hfseq train reward --output_dir my-reward --train_file train.jsonl \
+        --validation_file dev.jsonl --model_name_or_path my-assistant --learning_rate 1e-4 \
+        --center_rewards_coefficient 0.01 --num_train_epochs 1
+""",
     "embedding": r"""
 Train text embeddings on pairs of related texts, like sentence-transformers.
 

@@ -39,8 +39,8 @@ def test_divergences_equal_their_definitions(name, temperature):
         "jsd": 0.3 * kl(t, m) + 0.7 * kl(s, m),
     }[name] * temperature**2
     arrays = (jnp.asarray(x, jnp.float32) for x in (STUDENT, TEACHER))
-    found = divergences.divergence(name, *arrays, temperature, 0.3)
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    result = divergences.divergence(name, *arrays, temperature, 0.3)
+    np.testing.assert_allclose(result, expected, rtol=2e-5)
 
 
 def test_distances_of_vectors_equal_their_definitions():
@@ -53,8 +53,8 @@ def test_distances_of_vectors_equal_their_definitions():
     )
     margins = [vectors[0] @ vectors[1] - vectors[2:] @ vectors[0] for vectors in (STUDENT, TEACHER)]
     expected = np.square(margins[0] - margins[1]).mean()
-    found = divergences.margin_squared_error(own, other)
-    np.testing.assert_allclose(found, [expected], rtol=1e-5)
+    result = divergences.margin_squared_error(own, other)
+    np.testing.assert_allclose(result, [expected], rtol=1e-5)
 
 
 @pytest.fixture

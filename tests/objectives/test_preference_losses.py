@@ -49,8 +49,8 @@ def arrays(*values):
 @pytest.mark.parametrize("name", [name for name in DPO_LOSSES if name != "sft"])
 def test_dpo_losses_equal_their_formulas(name):
     pairs = losses.Pairs(*arrays(CHOSEN, REJECTED, *LENGTHS))
-    found = losses.DPO[name](pairs, BETA, SMOOTHING)
-    np.testing.assert_allclose(found, expected_dpo(name), rtol=2e-6, atol=1e-6)
+    result = losses.DPO[name](pairs, BETA, SMOOTHING)
+    np.testing.assert_allclose(result, expected_dpo(name), rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_losses_of_a_model_that_equals_its_reference_are_constants(name, constan
 def test_the_odds_ratio_is_exact_for_small_and_large_probabilities():
     first, second = -np.array([1e-6, 0.2, 0.7, 5, 60]), -np.array([3.0, 1e-4, 0.6, 80, 0.1])
     expected = (first - np.log(-np.expm1(first))) - (second - np.log(-np.expm1(second)))
-    found = losses.log_odds_ratio(*arrays(first, second))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result = losses.log_odds_ratio(*arrays(first, second))
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     gradient = jax.grad(lambda x: losses.log1mexp(x).sum())(jnp.array([0.0, -1e-7, -0.5, -50.0]))
     assert np.isfinite(gradient).all()
 
@@ -89,8 +89,8 @@ def test_losses_without_a_reference_equal_their_formulas(name):
         "alphapo": -log_sigmoid(BETA * transformed - gamma),
     }[name]
     pairs = losses.Likelihoods(*arrays(chosen, rejected, *means))
-    found = losses.cpo_loss(name, pairs, BETA, SMOOTHING, gamma, alpha)
-    np.testing.assert_allclose(found, expected, rtol=5e-6, atol=1e-6)
+    result = losses.cpo_loss(name, pairs, BETA, SMOOTHING, gamma, alpha)
+    np.testing.assert_allclose(result, expected, rtol=5e-6, atol=1e-6)
 
 
 def test_losses_of_single_answers_equal_their_formulas():
@@ -98,8 +98,8 @@ def test_losses_of_single_answers_equal_their_formulas():
     good = weights[0] * (1 - sigmoid(BETA * (CHOSEN - kl)))
     bad = weights[1] * (1 - sigmoid(BETA * (kl - CHOSEN)))
     ratios, signs = arrays(CHOSEN, labels)
-    found = losses.kto_loss(ratios, signs, jnp.float32(kl), BETA, weights)
-    np.testing.assert_allclose(found, np.where(labels > 0, good, bad), rtol=1e-5, atol=1e-6)
+    result = losses.kto_loss(ratios, signs, jnp.float32(kl), BETA, weights)
+    np.testing.assert_allclose(result, np.where(labels > 0, good, bad), rtol=1e-5, atol=1e-6)
     zero = losses.apo_zero_unpaired_loss(ratios, signs, BETA, (1.0, 1.0))
     expected = np.where(labels > 0, 1 - sigmoid(BETA * CHOSEN), sigmoid(BETA * CHOSEN))
     np.testing.assert_allclose(zero, expected, rtol=1e-5, atol=1e-6)
@@ -108,5 +108,5 @@ def test_losses_of_single_answers_equal_their_formulas():
 def test_the_reward_loss_has_a_margin_and_centers_rewards():
     margin = DRAW.random(9)
     expected = -log_sigmoid(CHOSEN - REJECTED - margin) + 0.01 * (CHOSEN + REJECTED) ** 2
-    found = losses.reward_loss(*arrays(CHOSEN, REJECTED, margin), 0.01)
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+    result = losses.reward_loss(*arrays(CHOSEN, REJECTED, margin), 0.01)
+    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-6)

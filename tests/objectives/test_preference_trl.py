@@ -200,9 +200,10 @@ def check(expected: tuple, found: tuple, without: tuple[str, ...] = ()) -> None:
     largest = max(np.abs(array).max() for array in gradients.values())
     for name, array in gradients.items():
         if name in found[2]:
-            np.testing.assert_allclose(
-                np.asarray(found[2][name]), array, atol=1e-5 * largest, rtol=0, err_msg=name
-            )
+            own = np.array(found[2][name])
+            if "embed_tokens" in name:  # PyTorch's embedding of the padding token has no gradient
+                own[0] = array[0]
+            np.testing.assert_allclose(own, array, atol=1e-5 * largest, rtol=0, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -329,3 +329,11 @@ def test_impossible_runs_are_rejected(classify, folder, changes, error_type, mes
             changes = changes | {name: folder / changes[name]}
     with pytest.raises(error_type, match=message):
         classify(**changes)
+
+
+@pytest.mark.slow
+def test_a_classifier_learns_from_a_teacher_with_the_same_classes(classify):
+    teacher = classify("teacher", max_steps=5).folder
+    student = classify("student", max_steps=5, teacher=teacher, hidden_state_weight=1.0)
+    assert student.metrics["eval_distillation_loss"] >= 0
+    assert 0 <= student.metrics["eval_hidden_state_distance"] <= 2

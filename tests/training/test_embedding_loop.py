@@ -141,3 +141,16 @@ def test_invalid_flags_are_rejected(embed, pairs, tmp_path):
     single.write_text('{"text": "a"}\n{"text": "b"}\n')
     with pytest.raises(UsageError, match="has the columns text.*anchor"):
         embed("one", train_file=single, validation_file=single)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cosine", "mse", "margin_mse", "forward_kl"])
+def test_embeddings_learn_from_a_teacher(embed, loss):
+    teacher = embed("teacher", max_steps=20, learning_rate=3e-3).folder
+    options = {"teacher": teacher, "distillation_loss": loss, "task_weight": 0, "seed": 7}
+    first, last = (
+        embed(f"student-{steps}", max_steps=steps, learning_rate=3e-3, **options).metrics
+        for steps in (1, 30)
+    )
+    assert last["eval_distillation_loss"] < 0.8 * first["eval_distillation_loss"]
+    assert {"eval_mrr_at_10", "eval_accuracy"} <= last.keys()

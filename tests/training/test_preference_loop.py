@@ -6,12 +6,13 @@ import json
 import math
 
 import jax
+import numpy as np
 import pytest
 
 import hfseq
-from hfseq.errors import UsageError
+from hfseq.errors import HfseqError, UsageError
 from tests.support import preferences
-from tests.training.conftest import assert_same, losses, make_runner
+from tests.training.conftest import assert_same, check_resume, losses, make_runner
 
 #: The flags of each objective that differ from DPO.
 OBJECTIVES = {
@@ -27,15 +28,7 @@ OBJECTIVES = {
 def folder(tmp_path_factory):
     """A folder with a tokenizer, a tiny model and preferences."""
     folder = preferences.write(tmp_path_factory.mktemp("preferences"))
-    from transformers import AutoTokenizer, LlamaConfig
-
-    values = dict(part.split("=") for part in preferences.TINY.split(","))
-    sizes = {name: float(v) if "." in v else int(v) for name, v in values.items()}
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    tokenizer.eos_token = "<|im_end|>"
-    config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **sizes)
-    hfseq.FlaxLlamaForCausalLM(config, seed=1).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    preferences.save_model(folder)
     return folder
 
 
@@ -45,16 +38,9 @@ def tune(folder, tmp_path):
         files = {"train_file": "train.jsonl", "validation_file": "valid.jsonl"}
         flags = files | OBJECTIVES[objective] | changes
         flags |= {name: folder / flags[name] for name in files}
-        runner = make_runner(
-            objective,
-            tmp_path,
-            model_name_or_path=folder / "model",
-            global_batch_size=8,
-            learning_rate=3e-3,
-            max_steps=3,
-            card_samples=0,
-        )
-        return runner(output, **flags)
+        defaults = {"model_name_or_path": folder / "model", "global_batch_size": 8}
+        defaults |= {"learning_rate": 3e-3, "max_steps": 3, "card_samples": 0}
+        return make_runner(objective, tmp_path, **defaults)(output, **flags)
 
     return run
 
@@ -72,12 +58,8 @@ def test_a_new_adapter_is_compared_with_its_base(tune, folder):
     separate = tune("separate", **adapter, ref_model_name_or_path=folder / "model")
     assert_same(losses(shared.folder), losses(separate.folder), 1e-6)
     assert shared.metrics["eval_loss"] == pytest.approx(separate.metrics["eval_loss"], rel=1e-6)
-    base_size = sum(
-        leaf.size
-        for leaf in jax.tree.leaves(
-            hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model").params
-        )
-    )
+    base = hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model")
+    base_size = sum(leaf.size for leaf in jax.tree.leaves(base.params))
 
     def argument_bytes(loop):
         run = loop.run
@@ -124,3 +106,150 @@ def test_gradient_accumulation_is_exact(tune, objective):
     )
     assert_same(losses(whole.folder), losses(parts.folder))
     assert all(math.isfinite(value) for value in whole.metrics.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_resume_is_bit_exact(tune, objective):
+    def run(output, callbacks=(), **options):
+        return tune(output, objective, callbacks=callbacks, **options)
+
+    check_resume(run, save_steps=2, max_steps=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=2,tensor=2", "fsdp=2,sequence=2", "data=8"])
+def test_losses_do_not_depend_on_the_mesh(tune, objective, mesh):
+    single = tune("one", objective)
+    devices = math.prod(int(part[-1]) for part in mesh.split(","))
+    distributed = tune("many", objective, devices=devices, mesh=mesh)
+    assert distributed.run.mesh.size == devices
+    assert_same(losses(distributed.folder), losses(single.folder))
+
+
+@pytest.mark.slow
+def test_packed_pairs_have_their_single_losses(tune):
+    """The learning rate is zero: all pairs are evaluated with one model."""
+    options = {"learning_rate": 0.0, "max_steps": 1, "loss_type": "ipo"}
+    alone, packed = (tune(f"packed-{on}", packing=on, **options) for on in (False, True))
+    assert len(packed.run.data.train.rows) < len(alone.run.data.train.rows)
+    for name in ("eval_loss", "eval_logps/chosen", "eval_logps/rejected", "eval_logits/chosen"):
+        assert packed.metrics[name] == pytest.approx(alone.metrics[name], rel=2e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantized_base_is_its_own_reference(tune, bits):
+    pytest.importorskip("qwix")
+    run = tune("quantized", use_peft=True, lora_dropout=0.0, **{bits: True})
+    assert first_metrics(run.folder)["train_loss"] == pytest.approx(math.log(2), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_trained_further_is_its_own_reference(tune):
+    options = {"use_peft": True, "lora_dropout": 0.0, "lora_modules_to_save": "norm"}
+    first = tune("first", **options)
+    second = tune("second", **(options | {"model_name_or_path": first.folder}))
+    assert first_metrics(second.folder)["train_loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert losses(second.folder)[3] < math.log(2)
+
+
+@pytest.mark.slow
+def test_bfloat16_starts_at_the_same_constants(tune):
+    run = tune("bfloat16", dtype="bfloat16")
+    assert first_metrics(run.folder)["train_loss"] == pytest.approx(math.log(2), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+@pytest.mark.parametrize("kind", ["t5", "bart", "wmt_transformer"])
+def test_encoder_decoders_learn_preferences(tune, folder, kind, objective):
+    sides = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=2,decoder_attention_heads=2"
+    sizes = {
+        "t5": "d_model=16,d_kv=8,d_ff=32,num_layers=1,num_heads=2,decoder_start_token_id=0",
+        "bart": f"d_model=16,encoder_ffn_dim=32,decoder_ffn_dim=32,{sides}",
+        "wmt_transformer": f"d_model=16,encoder_ffn_dim=32,decoder_ffn_dim=32,{sides}",
+    }[kind]
+    run = tune(
+        f"{kind}-{objective}",
+        objective,
+        model_name_or_path=None,
+        model_type=kind,
+        config_overrides=f"{sizes},max_position_embeddings=64" if kind != "t5" else sizes,
+        tokenizer_name=folder / "model",
+        train_file="train-strings.jsonl",
+        validation_file="valid-strings.jsonl",
+        max_steps=4,
+    )
+    steps = losses(run.folder)
+    assert steps[4] < steps[1]
+    if objective == "dpo":
+        assert steps[1] == pytest.approx(math.log(2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    run = tune("reward", "reward", card_samples=1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(run.folder).eval()
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["pad_token_id"] == tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert config["problem_type"] == "regression" and theirs.score.weight.shape == (1, 32)
+    item = preferences.pairs(1, 5)[0]
+    ids = tokenizer.apply_chat_template([*item["prompt"], *item["chosen"]], return_dict=False)
+    padded = np.array([[*ids, *[tokenizer.pad_token_id] * 3]])
+    ours = hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(run.folder)
+    with torch.no_grad():
+        expected = theirs(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(padded != tokenizer.pad_token_id).int(),
+        )
+    result = ours(padded, attention_mask=(padded != tokenizer.pad_token_id).astype(np.int32))
+    np.testing.assert_allclose(result.logits, expected.logits.numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    run = tune("adapter", use_peft=True, lora_target_modules="all-linear")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    theirs = peft.PeftModel.from_pretrained(base, run.folder).eval()
+    ids = np.arange(5, 25)[None]
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    ours = hfseq.FlaxAutoModelForCausalLM.from_pretrained(run.folder)
+    np.testing.assert_allclose(ours(ids).logits, expected, atol=2e-5)
+    templates = (
+        transformers.AutoTokenizer.from_pretrained(source).chat_template
+        for source in (run.folder, folder / "model")
+    )
+    assert len(set(templates)) == 1
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "message"),
+    [
+        ("reward", {"pad_token": "<|im_end|>"}, "uses its EOS token as padding"),
+        ("reward", {"pad_token": "<nothing>"}, "--pad_token <nothing>"),
+        ("kto", {"precompute_ref_log_probs": True}, "--precompute_ref_log_probs: the loss kto"),
+        ("kto", {"global_batch_size": 1}, "--global_batch_size 1"),
+    ],
+)
+def test_contradictory_flags_are_refused(tune, objective, changes, message):
+    with pytest.raises(UsageError, match=message):
+        tune("wrong", objective, **changes)
+
+
+def test_an_adapter_without_a_base_is_refused(tune, folder, tmp_path):
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "nowhere")}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(HfseqError, match="nowhere"):
+        tune("wrong", model_name_or_path=tmp_path / "adapter", tokenizer_name=folder / "model")

@@ -1,0 +1,77 @@
+"""Training steps on preferences and with a teacher, compiled for real chips."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, LlamaConfig
+
+from hfseq.cli.plan import run as planned
+from hfseq.nn.logits import CHUNK_LOGITS
+from hfseq.training import aot
+from hfseq.training.arguments import parse
+from hfseq.training.checkpointer import Progress
+from hfseq.training.setup import build_run
+from tests.support import chats
+
+pytestmark = pytest.mark.slow
+LENGTH, VOCABULARY, ROWS = 640, 32_768, 8
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "clm"])
+@pytest.mark.parametrize("target", ["h200", "v5e"])
+def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_path):
+    name, _ = aot.parse(target)
+    if reason := aot.unavailable_reason(name):
+        pytest.skip(reason)
+    devices = aot.describe(name, 1)
+    folder = chats.write_tokenizer(tmp_path / "tokenizer")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=512,
+        max_position_embeddings=LENGTH,
+    )
+    flags = {"output_dir": tmp_path / "out", "max_steps": 1, "do_train": True}
+    flags |= {"precision": "bfloat16", "per_device_train_batch_size": ROWS}
+    flags |= {"block_size" if objective == "clm" else "max_length": LENGTH}
+    if objective == "clm":
+        config.save_pretrained(tmp_path / "teacher")
+        AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "teacher")
+        flags["teacher"] = tmp_path / "teacher"
+    arguments = parse([f"--{key}={value}" for key, value in flags.items()], objective=objective)
+    run = build_run(
+        arguments,
+        objective,
+        tmp_path / "out",
+        Progress(),
+        devices,
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        config=config,
+        with_data=False,
+    )
+    rows = run.objective.full_rows(ROWS, run.batch.length)
+    if objective == "clm":
+        rows = run.objective.collate(rows, None, 1)
+    batch = planned.abstract_placed_batch(run, rows | {"row": np.arange(ROWS, dtype=np.int32)})
+    program = aot.compile_for(
+        devices[0],
+        run.step_function(),
+        run.abstract_state(),
+        run.abstract_frozen(),
+        batch,
+        fast_compile=True,
+    )
+    shapes = {
+        tuple(map(int, match.split(",")))
+        for match in re.findall(r"\w+\[([\d,]+)\]", program.as_text() or "")
+    }
+    assert not [shape for shape in shapes if shape.count(LENGTH) > 1]
+    logits = [math.prod(shape) for shape in shapes if VOCABULARY in shape]
+    assert max(logits) <= max(CHUNK_LOGITS, 256 * VOCABULARY)
