@@ -654,7 +654,7 @@ def matryoshka(
 
 
 def flops(vectors: jax.Array, valid: jax.Array, threshold: int | None = None) -> jax.Array:
-    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (Paria et al., 2020).
+    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (arXiv:2004.05665).
 
     The mean is taken over the whole batch, over all devices. Means per device would make the
     vectors less sparse on more devices.
