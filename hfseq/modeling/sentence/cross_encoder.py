@@ -78,11 +78,13 @@ class CrossEncoderConfig(RetrievalConfig):
         activation: Class name in PyTorch of the function that is applied to scores. `None` stands
             for "Sigmoid" with one label, and otherwise for "Identity".
         logit_score: How a causal language model scores pairs. `None` for a classifier.
+        uses_chat_template: Whether pairs are rendered with the chat template of the tokenizer.
     """
 
     num_labels: int = 1
     activation: str | None = None
     logit_score: LogitScore | None = None
+    uses_chat_template: bool = False
 
     kind: ClassVar[str] = "CrossEncoder"
 
@@ -163,6 +165,8 @@ class CrossEncoderConfig(RetrievalConfig):
             "modality_config": {"text": method},
             "module_output_name": output,
         }
+        if self.uses_chat_template:
+            transformer["modality_config"]["message"] = {**method, "format": "flat"}
         if self.max_seq_length is not None:
             transformer["max_seq_length"] = self.max_seq_length
         settings = self.written_settings("6.0.0")
@@ -204,10 +208,10 @@ class CrossEncoderConfig(RetrievalConfig):
     ) -> TokenizedTexts:
         """Tokenizes pairs. See :meth:`RetrievalConfig.tokenize`.
 
-        A causal language model with a chat template receives the pair as the messages "query" and
-        "document", after the prompt as the system message.
+        A chat template receives the pair as the messages "query" and "document", after the prompt
+        as the system message.
         """
-        if self.logit_score is not None and tokenizer.chat_template:
+        if self.uses_chat_template:
             return _chat_tokens(tokenizer, texts, limit, prompt)
         return tokenize(tokenizer, texts, limit, prompt, self.do_lower_case, name="pair")
 
@@ -357,6 +361,10 @@ class CrossEncoder(RetrievalModel):
                     "a causal language model scores pairs"
                 )
             config = replace(config, logit_score=LogitScore(*ids))
+        if config.logit_score is not None:
+            inputs = directory.transformer.get("modality_config") or {"message": {}}
+            has_template = bool(tokenizer.chat_template) and "message" in inputs
+            config = replace(config, uses_chat_template=has_template)
         return super().build(model, tokenizer, config, directory)  # type: ignore[return-value]
 
     @classmethod

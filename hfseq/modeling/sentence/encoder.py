@@ -83,6 +83,8 @@ class RetrievalModel:
         directory = SentenceDirectory.read(source, download)
         kind = saved_kind(directory)
         if cls is RetrievalModel:
+            if directory.modules and kind not in cls.kinds:
+                raise unknown_kind(directory)
             if kind not in cls.kinds:
                 names = ", ".join(model_class.__name__ for model_class in cls.kinds.values())
                 raise CheckpointError(
@@ -141,7 +143,7 @@ class RetrievalModel:
         if directory.modules and kind == cls.config_class.kind:
             return cls.config_class.from_directory(directory)
         if directory.modules:
-            raise _other_kind(directory, kind, cls)
+            raise _other_kind(directory, cls)
         from hfseq.checkpoints.config import auto_config
 
         download = {key: options[key] for key in DOWNLOAD_OPTIONS if key in options}
@@ -367,17 +369,21 @@ def fetches_config(directory: SentenceDirectory) -> bool:
     return directory.fetch("config.json") is not None
 
 
-def _other_kind(
-    directory: SentenceDirectory, kind: str | None, cls: type[RetrievalModel]
-) -> CheckpointError:
-    """Returns the error for a directory with another kind of model."""
-    if kind not in KINDS:
-        return CheckpointError(
-            f"'{directory.source}' has the unknown model_type {kind!r} (known: {', '.join(KINDS)})"
-        )
-    name = RetrievalModel.kinds[kind].__name__
+def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
+    """Returns the error for a directory whose kind does not exist."""
     return CheckpointError(
-        f"'{directory.source}' contains a {kind}, which cannot be loaded as a "
+        f"'{directory.source}' has the unknown model_type '{directory.kind}' (known: "
+        f"{', '.join(KINDS)})"
+    )
+
+
+def _other_kind(directory: SentenceDirectory, cls: type[RetrievalModel]) -> CheckpointError:
+    """Returns the error for a directory with a kind of model other than ``cls``."""
+    if directory.kind not in KINDS:
+        return unknown_kind(directory)
+    name = RetrievalModel.kinds[directory.kind].__name__
+    return CheckpointError(
+        f"'{directory.source}' contains a {directory.kind}, which cannot be loaded as a "
         f"{cls.config_class.kind}. Use hfseq.{name}.from_pretrained, or "
         "hfseq.RetrievalModel.from_pretrained, which loads every kind"
     )
