@@ -279,10 +279,10 @@ PIPELINES = Suite(
     "Pipelines",
     "`hfseq.pipeline` is compared with Transformers' pipeline, and `model.encode` and "
     "`CrossEncoder.predict` with sentence-transformers. The texts are generated, have 2 to 150 "
-    "words and are processed in batches of 32 (128 on a GPU). The other inputs are processed in batches of 8: prompts of 40 "
-    "words that are continued by 32 tokens, images of 400 x 320 pixels, and five seconds of noise. "
-    "Times include the tokenizers and processors. All contestants use the same random weights and "
-    "must return the same results.",
+    "words and are processed in batches of 32 (128 on a GPU). The other inputs are processed in "
+    "batches of 8: prompts of 40 words that are continued by 32 tokens, images of 400 x 320 "
+    "pixels, and five seconds of noise. Times include the tokenizers and processors. All "
+    "contestants use the same random weights and must return the same results.",
     pipelines_cases,
     (harness.CASE, ("texts/s", harness.rate), harness.RATIO, harness.MEMORY),
     "ratio",

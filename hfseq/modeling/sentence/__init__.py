@@ -79,6 +79,6 @@ def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | N
     directory = SentenceDirectory.read(source, download)
     if not directory.modules:
         return None
-    if directory.kind not in RetrievalModel.kinds:
+    if directory.model_type not in RetrievalModel.kinds:
         raise unknown_kind(directory)
-    return RetrievalModel.kinds[directory.kind].config_class.from_directory(directory)
+    return RetrievalModel.kinds[directory.model_type].config_class.from_directory(directory)

@@ -86,7 +86,7 @@ class CrossEncoderConfig(RetrievalConfig):
     logit_score: LogitScore | None = None
     uses_chat_template: bool = False
 
-    kind: ClassVar[str] = "CrossEncoder"
+    model_type: ClassVar[str] = "CrossEncoder"
 
     def __post_init__(self) -> None:
         if self.activation is not None and self.activation not in ACTIVATIONS:
@@ -365,7 +365,7 @@ class CrossEncoder(RetrievalModel):
             inputs = directory.transformer.get("modality_config") or {"message": {}}
             has_template = bool(tokenizer.chat_template) and "message" in inputs
             config = replace(config, uses_chat_template=has_template)
-        return super().build(model, tokenizer, config, directory)  # type: ignore[return-value]
+        return super().build(model, tokenizer, config, directory)
 
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> CrossEncoder:
