@@ -256,10 +256,6 @@ QUERY = {"query": "a", "document": "b"}
         ("embedding", "contrastive", {"a": "b", "c": "d", "label": 0.5}, DataError, "0 or 1"),
         ("embedding", "triplet", {"a": "b", "c": "d"}, UsageError, "3 text columns"),
         ("embedding", None, {"anchor": "b", "positive": " "}, DataError, "non-empty text"),
-        (
-            *("embedding", None, {"anchor": "b", "positive": "c", "negative": "c"}),
-            *(DataError, "'negative' equals 'positive'"),
-        ),
         ("embedding", None, {"text": "b"}, UsageError, "has the columns text"),
         (
             *("multi_vector", "distill_kl_div", {"q": "a", "d": "b", "e": "c", "scores": [1]}),
@@ -279,6 +275,23 @@ def test_examples_that_are_not_valid_are_errors(objective, loss, row, error, mes
     )
     with pytest.raises(error, match=message):
         plugins.load().objectives.get(objective)(arguments, None, BertConfig())
+
+
+def test_negatives_that_are_positives_are_reported(tmp_path, caplog):
+    from transformers import BertConfig
+
+    from hfseq.data.arguments import EmbeddingArguments
+    from hfseq.objectives.embedding import Embedding
+
+    row = {"anchor": "a", "positive": "b", "negative": "b"}
+    path = write(tmp_path / "rows.jsonl", [row, row | {"negative": "c"}])
+    Embedding(
+        EmbeddingArguments(train_file=[str(path)], validation_split_percentage=0),
+        None,
+        BertConfig(),
+    )
+    assert "1 of 2 examples have a negative that equals the positive" in caplog.text
+    assert "line 1" in caplog.text
 
 
 def test_group_by_label_requires_labels(fit):
