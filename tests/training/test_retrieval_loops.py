@@ -299,17 +299,30 @@ def test_group_by_label_requires_labels(fit):
         fit("run", "embedding", batch_sampler="group_by_label", do_train=True)
 
 
-def test_a_tokenizer_without_pairs_is_an_error(fit, corpus, tmp_path):
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+def test_tokenizers_that_do_not_separate_pairs_are_reported(corpus, caplog):
+    from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerFast
+
+    from hfseq.objectives.cross_encoder import CrossEncoderTraining
 
     tokenizer: Any = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    objective = CrossEncoderTraining.__new__(CrossEncoderTraining)
+    objective.tokenizer, objective.config = tokenizer, BertConfig()
+    objective.check_pairs()
+    assert not caplog.text
     plain = tokenizer.backend_tokenizer
     plain.post_processor = None
-    PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>").save_pretrained(
-        tmp_path / "plain"
-    )
-    with pytest.raises(UsageError, match="does not separate the texts of a pair"):
-        fit("run", kind="labeled", tokenizer_name=tmp_path / "plain", do_train=True)
+    objective.tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>")
+    objective.check_pairs()
+    assert "does not separate the texts of a pair" in caplog.text
+
+    def refuse(*texts: str) -> Any:
+        if len(texts) > 1:
+            raise ValueError("only one text")
+        return {"input_ids": [1]}
+
+    objective.tokenizer = refuse  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="does not support pairs of texts.*only one text"):
+        objective.check_pairs()
 
 
 @pytest.mark.slow
