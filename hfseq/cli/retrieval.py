@@ -39,7 +39,23 @@ def _load_reranker(arguments: argparse.Namespace) -> CrossEncoder | None:
         return None
     from hfseq.modeling.sentence import CrossEncoder
 
-    return CrossEncoder.from_pretrained(arguments.reranker, precision=arguments.precision)
+    model = CrossEncoder.from_pretrained(arguments.reranker, precision=arguments.precision)
+    _check_trained(model, arguments.reranker)
+    return model
+
+
+def _check_trained(model: CrossEncoder, name: str) -> None:
+    """Checks that a cross-encoder is not an encoder with a new head.
+
+    Raises:
+        UsageError: The checkpoint has no weights of the head.
+    """
+    classifier: Any = model.model
+    if classifier._fresh_head:
+        raise UsageError(
+            f"'{name}' has no classification head, so its scores would be random. Train it with "
+            "hfseq train cross_encoder first"
+        )
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -126,6 +142,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
 
     models.prepare_devices(arguments)
     model = CrossEncoder.from_pretrained(arguments.model, precision=arguments.precision)
+    _check_trained(model, arguments.model)
     ranking = model.rank(
         arguments.query,
         documents,

@@ -87,7 +87,7 @@ def test_a_directory_opens_as_its_kind(saved):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (hfseq.CrossEncoder, "bi", "contains a SentenceTransformer.*SentenceEncoder"),
+        (hfseq.CrossEncoder, "multi", "contains a MultiVectorEncoder.*MultiVectorEncoder"),
         (hfseq.SentenceEncoder, "multi", "contains a MultiVectorEncoder"),
         (hfseq.SparseEncoder, "bi", "contains a SentenceTransformer"),
         (hfseq.MultiVectorEncoder, "sparse", "contains a SparseEncoder"),

@@ -328,9 +328,9 @@ class CrossEncoder(RetrievalModel):
         """Returns the settings of a cross-encoder, or of a model without a head.
 
         The option ``num_labels`` sets the number of labels of a new classification head. The
-        default is 1.
+        default is 1. A bi-encoder loses its pooling and its prompts.
         """
-        if directory.modules:
+        if directory.modules and directory.model_type != "SentenceTransformer":
             return super().read_config(directory, options)  # type: ignore[return-value]
         if directory.fetch("config.json") is None and directory.fetch("adapter_config.json"):
             return CrossEncoderConfig(options.get("num_labels", 1))
