@@ -242,10 +242,15 @@ class CrossEncoderTraining(RetrievalObjective):
         result = []
         for row, texts in enumerate(documents):
             generator = np.random.Generator(np.random.Philox(key=derive_key("candidates", row)))
-            others = np.flatnonzero(owner != row)
-            drawn = generator.permutation(len(others))[: self.arguments.num_negatives]
-            own = set(texts)
-            result.append([*texts, *(t for t in (flat[i] for i in others[drawn]) if t not in own)])
+            other_documents = np.flatnonzero(owner != row)
+            order = generator.permutation(len(other_documents))[: self.arguments.num_negatives]
+            own_texts = set(texts)
+            result.append(
+                [
+                    *texts,
+                    *(t for t in (flat[i] for i in other_documents[order]) if t not in own_texts),
+                ]
+            )
         return result
 
     def _tokenize_pairs(
@@ -437,8 +442,8 @@ def class_labels(splits: Mapping[str, Records]) -> list[Any]:
         label = find_columns(records, 2).label
         if label is not None:
             classes |= {cell for table in records.tables for cell in table.columns.get(label, ())}
-    known = [value for value in classes if isinstance(value, int | str) and value != ""]
-    return sorted(known, key=lambda value: (isinstance(value, str), value))
+    valid_classes = [value for value in classes if isinstance(value, int | str) and value != ""]
+    return sorted(valid_classes, key=lambda value: (isinstance(value, str), value))
 
 
 def list_metrics(lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:

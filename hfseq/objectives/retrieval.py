@@ -59,7 +59,7 @@ class LossSpec:
     Attributes:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
-        labels: What the labels are, or `None` if the loss ignores them.
+        labels: The kind of the labels, or `None` if the loss ignores them.
         ranks: Whether the loss ranks each positive among the texts of the batch.
     """
 
@@ -141,9 +141,9 @@ class RetrievalObjective(Objective):
             for row in range(len(records)):
                 if problem := self.example_problem(records[row], columns):
                     problems[row] = problem
-            kept = self.splits[split] = drop_invalid(records, split, problems, self.arguments)
+            self.splits[split] = drop_invalid(records, split, problems, self.arguments)
             if self.spec.labels is None:
-                warn_about_false_negatives(kept, split, columns)
+                warn_about_false_negatives(self.splits[split], split, columns)
 
     @property
     def spec(self) -> LossSpec:

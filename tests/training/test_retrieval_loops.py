@@ -59,10 +59,10 @@ def data(tmp_path_factory):
                 "scores": {"a": query, "b": document, "score": number / count},
                 "texts": {"text": document, "label": number % 4},
             }  # fmt: skip
-            for kind, row in rows.items():
-                files.setdefault(kind, []).append(row)
-        for kind, listed in files.items():
-            write(folder / f"{name}-{kind}.jsonl", listed)
+            for data_name, row in rows.items():
+                files.setdefault(data_name, []).append(row)
+        for data_name, listed in files.items():
+            write(folder / f"{name}-{data_name}.jsonl", listed)
     return folder
 
 
@@ -70,7 +70,9 @@ def data(tmp_path_factory):
 def fit(flags, data):
     """Trains an objective on one of the files."""
 
-    def run(output, objective="cross_encoder", kind="pairs", devices=1, callbacks=(), **changes):
+    def run(
+        output, objective="cross_encoder", data_name="pairs", devices=1, callbacks=(), **changes
+    ):
         from tests.support import runs
 
         values = {
@@ -81,8 +83,8 @@ def fit(flags, data):
             "max_seq_length": None,
             "warmup_steps": 0,
             "max_steps": 4,
-            "train_file": data / f"train-{kind}.jsonl",
-            "validation_file": data / f"valid-{kind}.jsonl",
+            "train_file": data / f"train-{data_name}.jsonl",
+            "validation_file": data / f"valid-{data_name}.jsonl",
         } | changes
         return runs.train(flags(output, **values), objective, devices, callbacks)
 
@@ -114,7 +116,7 @@ CROSS_ENCODER_LOSSES = {
 def test_cross_encoders_learn_with_each_loss(fit, loss, tmp_path):
     loop = fit(
         "run",
-        kind=CROSS_ENCODER_LOSSES[loss],
+        data_name=CROSS_ENCODER_LOSSES[loss],
         loss=loss,
         do_train=True,
         do_eval=True,
@@ -345,8 +347,8 @@ def test_triplets_of_labeled_texts(fit, sampler):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["embedding", "cross_encoder", "sparse_encoder"])
 def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
-    kind = "labeled" if objective == "cross_encoder" else "triplets"
-    fit("base", objective, kind, do_train=True, max_steps=1)
+    data_name = "labeled" if objective == "cross_encoder" else "triplets"
+    fit("base", objective, data_name, do_train=True, max_steps=1)
     start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
     start |= {"model_name_or_path": tmp_path / "base", "do_train": True}
     lora = {"use_peft": True, "lora_r": 4, "lora_dropout": 0.1}
@@ -355,7 +357,7 @@ def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
         for chunk in (None, 5):
             output = f"{'-'.join(changes)}-{chunk}"
             options = {**start, **changes, "mini_batch_size": chunk}
-            results.append(losses(fit(output, objective, kind, **options).folder))
+            results.append(losses(fit(output, objective, data_name, **options).folder))
         for step, value in results[0].items():
             assert results[1][step] == pytest.approx(value, rel=tolerance), (changes, step)
 
@@ -369,8 +371,8 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
     import hfseq
 
     theirs = pytest.importorskip("sentence_transformers")
-    kind = "labeled" if objective == "cross_encoder" else "triplets"
-    fit("run", objective, kind, do_train=True, max_steps=3)
+    data_name = "labeled" if objective == "cross_encoder" else "triplets"
+    fit("run", objective, data_name, do_train=True, max_steps=3)
     folder = str(tmp_path / "run")
     texts = ["the law of every land", "who live there", "read"]
     if objective == "cross_encoder":
