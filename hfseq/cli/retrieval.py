@@ -39,7 +39,23 @@ def _load_reranker(arguments: argparse.Namespace) -> CrossEncoder | None:
         return None
     from hfseq.modeling.sentence import CrossEncoder
 
-    return CrossEncoder.from_pretrained(arguments.reranker, precision=arguments.precision)
+    model = CrossEncoder.from_pretrained(arguments.reranker, precision=arguments.precision)
+    _check_trained(model, arguments.reranker)
+    return model
+
+
+def _check_trained(model: CrossEncoder, name: str) -> None:
+    """Checks that a cross-encoder is not an encoder with a new head.
+
+    Raises:
+        UsageError: The checkpoint has no weights of the head.
+    """
+    classifier: Any = model.model
+    if classifier._fresh_head:
+        raise UsageError(
+            f"'{name}' has no classification head, so its scores would be random. Train it with "
+            "hfseq train cross_encoder first"
+        )
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -126,6 +142,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
 
     models.prepare_devices(arguments)
     model = CrossEncoder.from_pretrained(arguments.model, precision=arguments.precision)
+    _check_trained(model, arguments.model)
     ranking = model.rank(
         arguments.query,
         documents,
@@ -212,7 +229,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def run_search(arguments: argparse.Namespace) -> int:
     """Searches texts for the most similar ones to each query."""
     models.check_at_least_one(arguments, "rerank_k")
-    places, texts = _searched_texts(arguments)
+    sources, texts = _searched_texts(arguments)
     models.prepare_devices(arguments)
     model = _load_encoder(arguments, arguments.model, "search")
     reranker = _load_reranker(arguments)
@@ -235,31 +252,31 @@ def run_search(arguments: argparse.Namespace) -> int:
                 results = [(entry["score"], results[entry["corpus_id"]][1]) for entry in order]
             for score, index in results[: arguments.top_k]:
                 if arguments.json:
-                    record = {"query": query, "score": score, "source": places[index]}
+                    record = {"query": query, "score": score, "source": sources[index]}
                     line = json.dumps({**record, "text": texts[index]}, ensure_ascii=False)
                 else:
-                    line = f"{score:.4f}\t{places[index]}\t{' '.join(texts[index].split()):.200}"
+                    line = f"{score:.4f}\t{sources[index]}\t{' '.join(texts[index].split()):.200}"
                 output.write(line)
     return 0
 
 
 def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Returns the searched texts and the place of each, such as ``notes.txt:12``.
+    """Returns the searched texts and the source of each, such as ``notes.txt:12``.
 
     Raises:
-        DataError: There are no texts.
+        DataError: The path does not contain any text.
         UsageError: The path does not exist.
     """
     path = Path(arguments.texts)
     if not path.exists():
         raise UsageError(f"'{path}' does not exist")
-    places, texts = [], []
+    sources, texts = [], []
     if path.is_dir():
         patterns = [pattern.strip() for pattern in arguments.glob.split(",")]
         files = sorted({file for pattern in patterns for file in path.rglob(pattern)})
         for file in filter(Path.is_file, files):
             for line, text in _units(file.read_text("utf-8", errors="replace"), arguments.unit):
-                places.append(f"{file.relative_to(path)}:{line}")
+                sources.append(f"{file.relative_to(path)}:{line}")
                 texts.append(text)
     else:
         from hfseq.pipelines.base import RejectedInput, input_text, read_inputs
@@ -267,12 +284,12 @@ def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]
         for position, value in read_inputs(str(path)):
             text = input_text(value, "text")
             if not isinstance(text, RejectedInput) and text.strip():
-                places.append(str(position))
+                sources.append(str(position))
                 texts.append(str(text))
     if not texts:
-        kind = f"files {arguments.glob} with text" if path.is_dir() else "texts"
-        raise DataError(f"'{path}' contains no {kind}")
-    return places, texts
+        content = f"files {arguments.glob} with text" if path.is_dir() else "texts"
+        raise DataError(f"'{path}' does not contain {content}")
+    return sources, texts
 
 
 def _units(text: str, unit: str) -> Iterator[tuple[int, str]]:
@@ -281,7 +298,7 @@ def _units(text: str, unit: str) -> Iterator[tuple[int, str]]:
         if text.strip():
             yield 1, text.strip()
         return
-    start, lines = 1, []
+    start, lines = 1, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], 1):
         if line.strip() and not lines:
             start = number
@@ -504,13 +521,15 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         if missing:
             raise UsageError(f"--{missing[0]}_file is missing: all three files are required")
         collections.append(read_collection(*files))
-    others = [name for name in _EVALUATIONS if getattr(arguments, f"{name}_file")]
-    if not collections and not others:
+    evaluations = [name for name in _EVALUATIONS if getattr(arguments, f"{name}_file")]
+    if not collections and not evaluations:
         raise UsageError(
             "there is nothing to evaluate: use --dataset DIR, or one of --sts_file, --pairs_file, "
             "--triplets_file, --reranking_file"
         )
-    data = {name: _read_evaluation(name, getattr(arguments, f"{name}_file")) for name in others}
+    data = {
+        name: _read_evaluation(name, getattr(arguments, f"{name}_file")) for name in evaluations
+    }
     models.prepare_devices(arguments)
     model = _load(arguments, arguments.model)
     from hfseq.objectives import retrieval_evaluation as evaluation

@@ -405,16 +405,16 @@ class MixtureArguments(CheckedArguments):
             setattr(self, name, first.get(name))
         held_out: dict[str, Any] = {"validation_split_percentage": 0, "test_split_percentage": 0}
         held_out |= {"validation_file": None, "test_file": None}
-        known = {item.name for item in fields(self)}
-        shared = {name: value for name, value in held_out.items() if name in known}
+        field_names = {item.name for item in fields(self)}
+        shared = {name: value for name, value in held_out.items() if name in field_names}
         shared |= {"train_mixture": None, "multi_dataset_batch_sampler": None}
         shared |= dict.fromkeys(names)
         parts = []
         for number, (values, weight) in enumerate(entries):
             try:
-                own = {**shared, **values} if number else {**values, "train_mixture": None}
-                own["multi_dataset_batch_sampler"] = None
-                parts.append((replace(self, **own), weight))
+                part_values = {**shared, **values} if number else {**values, "train_mixture": None}
+                part_values["multi_dataset_batch_sampler"] = None
+                parts.append((replace(self, **part_values), weight))
             except UsageError as error:
                 raise UsageError(f"{path}, dataset {number + 1}: {error}") from error
         self.mixture = tuple(parts)
@@ -452,18 +452,18 @@ def read_mixture(path: str, flags: set[str]) -> list[tuple[dict[str, Any], float
         )
     entries = []
     for number, item in enumerate(content, 1):
-        place = f"--train_mixture {path}, dataset {number}"
+        origin = f"--train_mixture {path}, dataset {number}"
         if not isinstance(item, dict):
-            raise UsageError(f"{place} must map data flags to values, not {item!r:.60}")
+            raise UsageError(f"{origin} must map data flags to values, not {item!r:.60}")
         values = dict(item)
         weight = values.pop("weight", 1)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
-            raise UsageError(f"{place}: weight must be a number above 0, not {weight!r:.60}")
+            raise UsageError(f"{origin}: weight must be a number above 0, not {weight!r:.60}")
         for name in values:
             if name not in flags:
-                raise UsageError(f"{place}: unknown data flag '{name}'{did_you_mean(name, flags)}")
+                raise UsageError(f"{origin}: unknown data flag '{name}'{did_you_mean(name, flags)}")
         if not (values.get("train_file") or values.get("dataset_name")):
-            raise UsageError(f"{place} requires train_file or dataset_name")
+            raise UsageError(f"{origin} requires train_file or dataset_name")
         if isinstance(values.get("train_file"), str):
             values["train_file"] = [values["train_file"]]
         entries.append((values, float(weight)))
@@ -1462,7 +1462,9 @@ class CrossEncoderArguments(RetrievalArguments):
         option("ndcg_loss2pp", "Weights of the pairs in lambda_loss.")
     )
     cutoff: PositiveInt | None = option(
-        None, "lambda_loss and rank_net: a pair counts if one document is among the first so many."
+        None,
+        "Number of documents at the beginning of a ranking. In lambda_loss and rank_net, a pair "
+        "counts if one of its documents is among them. Default: all documents.",
     )
     respect_input_order: bool = option(
         True,

@@ -123,7 +123,7 @@ class AudioFile:
         try:
             if self._up == self._down:
                 return self._read_stored(start, stop)
-            from scipy.signal import resample_poly  # type: ignore[import-untyped]
+            from scipy.signal import resample_poly
 
             # Resample whole periods, in which `_down` stored samples become `_up` samples. Extend
             # them on both sides by half the length of scipy's filter.

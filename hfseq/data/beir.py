@@ -53,13 +53,13 @@ def read_collection(
     """
     queries, documents = (_read_texts(str(file)) for file in (queries_file, corpus_file))
     relevance = _read_relevance(str(qrels_file))
-    for kind, ids, known in (
+    for name_of_ids, ids, texts in (
         ("query", relevance, queries),
         ("document", [item for group in relevance.values() for item in group], documents),
     ):
-        if unknown := [item for item in ids if item not in known]:
+        if unknown := [item for item in ids if item not in texts]:
             raise DataError(
-                f"{qrels_file} refers to {len(unknown)} unknown {kind} IDs. The first is "
+                f"{qrels_file} refers to {len(unknown)} unknown {name_of_ids} IDs. The first is "
                 f"{unknown[0]!r}. Check that the files belong together"
             )
     if not relevance:
@@ -76,7 +76,7 @@ def find_collections(folder: str | Path, split: str = "test") -> list[Collection
         split: Name of the file in the folder ``qrels``.
 
     Raises:
-        UsageError: There is no collection in the folder.
+        UsageError: The folder does not contain a collection.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -117,13 +117,13 @@ def _read_texts(file: str) -> dict[str, str]:
     TSV files without a header have the columns ID and text, as in MS MARCO.
     """
     texts: dict[str, str] = {}
-    for place, row in _rows(file, ("_id", "text")):
+    for position, row in _rows(file, ("_id", "text")):
         identifier = next((row[name] for name in ID_COLUMNS if row.get(name) is not None), None)
         text = row.get("text")
         if identifier is None or not isinstance(text, str):
-            raise DataError(f"{place}: expected the columns _id and text, not {', '.join(row)}")
+            raise DataError(f"{position}: expected the columns _id and text, not {', '.join(row)}")
         if str(identifier) in texts:
-            raise DataError(f"{place}: the ID {identifier!r} occurs twice")
+            raise DataError(f"{position}: the ID {identifier!r} occurs twice")
         title = row.get("title") or ""
         texts[str(identifier)] = f"{title} {text}" if title else text
     if not texts:
@@ -139,26 +139,27 @@ def _read_relevance(file: str) -> dict[str, set[str]]:
     three columns.
     """
     relevance: dict[str, set[str]] = {}
-    for place, row in _rows(file, None):
+    for position, row in _rows(file, None):
         query, document = (
             next((row[name] for name in names if row.get(name) is not None), None)
             for names in (QUERY_COLUMNS, DOCUMENT_COLUMNS)
         )
         if query is None or document is None:
             raise DataError(
-                f"{place}: expected the columns query-id, corpus-id and score, not {', '.join(row)}"
+                f"{position}: expected the columns query-id, corpus-id and score, not "
+                f"{', '.join(row)}"
             )
         try:
             score = float(row.get("score", 1))
         except (TypeError, ValueError):
-            raise DataError(f"{place}: the score {row['score']!r} is not a number") from None
+            raise DataError(f"{position}: the score {row['score']!r} is not a number") from None
         if score > 0:
             relevance.setdefault(str(query), set()).add(str(document))
     return relevance
 
 
 def _rows(file: str, header: tuple[str, ...] | None) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the rows of a table, each with its place in the file.
+    """Returns the rows of a table, each with its position in the file.
 
     Args:
         file: The file.
@@ -189,8 +190,8 @@ def _tsv_rows(file: Path, header: tuple[str, ...] | None) -> list[tuple[str, dic
     if not lines:
         raise DataError(f"{file} is empty")
     first = lines[0][1].split("\t")
-    known = {*ID_COLUMNS, *QUERY_COLUMNS, *DOCUMENT_COLUMNS, "text"}
-    if any(cell.strip() in known for cell in first):
+    column_names = {*ID_COLUMNS, *QUERY_COLUMNS, *DOCUMENT_COLUMNS, "text"}
+    if any(cell.strip() in column_names for cell in first):
         names, lines = tuple(cell.strip() for cell in first), lines[1:]
     elif header is not None:
         names = header

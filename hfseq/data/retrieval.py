@@ -15,7 +15,7 @@ from hfseq.errors import DataError, UsageError
 
 #: The first of these columns contains the labels, as in sentence-transformers.
 LABEL_COLUMNS = ("label", "labels", "score", "scores")
-#: What the labels of a loss are: a number, 0 or 1, a class, or a list of numbers.
+#: The labels of a loss: a number, 0 or 1, a class, or a list of numbers.
 LabelKind = Literal["score", "binary", "class", "scores"]
 
 
@@ -80,20 +80,20 @@ def text_problem(name: str, text: Any) -> str | None:
 
 
 def label_problem(
-    name: str, label: Any, kind: LabelKind, lengths: Sequence[int] = ()
+    name: str, label: Any, label_kind: LabelKind, lengths: Sequence[int] = ()
 ) -> str | None:
     """Describes why a cell is not a label of a kind, or returns `None`.
 
     Args:
         name: Name of the column.
         label: The cell.
-        kind: The kind.
+        label_kind: The kind of the label.
         lengths: Allowed lengths of a list.
     """
-    if kind == "class":
+    if label_kind == "class":
         is_class = isinstance(label, int | str) and label != ""
         return None if is_class else f"'{name}' must be a class, not {label!r:.60}"
-    if kind == "scores":
+    if label_kind == "scores":
         values = label if isinstance(label, list) else [label]
         numbers = [parse_number(value) for value in values]
         if any(number is None for number in numbers):
@@ -105,7 +105,7 @@ def label_problem(
     number = parse_number(label)
     if number is None:
         return f"'{name}' must be a finite number, not {label!r:.60}"
-    if kind == "binary" and number not in (0, 1):
+    if label_kind == "binary" and number not in (0, 1):
         return f"'{name}' must be 0 or 1, not {label!r:.60}"
     return None
 
@@ -119,12 +119,14 @@ def parse_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def encode_labels(labels: Sequence[Any], kind: LabelKind, classes: dict[Any, int]) -> np.ndarray:
+def encode_labels(
+    labels: Sequence[Any], label_kind: LabelKind, classes: dict[Any, int]
+) -> np.ndarray:
     """Returns valid labels as an array with one entry per row.
 
     Args:
         labels: Labels without problems.
-        kind: Their kind.
+        label_kind: Their kind.
         classes: The number of each class. New classes are added.
 
     Returns:
@@ -133,9 +135,9 @@ def encode_labels(labels: Sequence[Any], kind: LabelKind, classes: dict[Any, int
     Raises:
         DataError: The lists have different lengths.
     """
-    if kind == "class":
+    if label_kind == "class":
         return np.array([classes.setdefault(label, len(classes)) for label in labels], np.int32)
-    if kind != "scores":
+    if label_kind != "scores":
         return np.array([float(label) for label in labels], np.float32)
     lists = [label if isinstance(label, list) else [label] for label in labels]
     if len(sizes := sorted(set(map(len, lists)))) > 1:
@@ -283,7 +285,7 @@ class PairRows(GroupedRows):
 class CandidateBatches(Batches):
     """Adds documents of other rows of the batch to each row, as further negatives.
 
-    The documents are drawn at random without repetition, as a function of the seed, the step and
+    The documents are order at random without repetition, as a function of the seed, the step and
     the position in the batch. They are the last documents of each row.
 
     Args:
@@ -314,21 +316,21 @@ class CandidateBatches(Batches):
             valid[:, None] & (np.arange(rows.sides) < rows.counts[indices][:, None])
         )
         listed = position * rows.sides + number
-        chosen = np.full((self.batch_size, self.count), -1, np.int64)
+        candidates = np.full((self.batch_size, self.count), -1, np.int64)
         for row in range(self.batch_size):
-            others = listed[position != row]
+            other_documents = listed[position != row]
             key = derive_key("candidates", self.seed, step, row)
             generator = np.random.Generator(np.random.Philox(key=key))
-            drawn = generator.permutation(len(others))[: self.count]
-            chosen[row, : len(drawn)] = others[drawn]
-        return chosen
+            order = generator.permutation(len(other_documents))[: self.count]
+            candidates[row, : len(order)] = other_documents[order]
+        return candidates
 
     def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
         """Returns some rows of a step's batch, with their candidates."""
         rows: Any = self.rows
         indices, valid = self.indices(step)
-        chosen = self.candidates(step)
-        owners, numbers = np.divmod(np.maximum(chosen, 0), rows.sides)
+        candidates = self.candidates(step)
+        owners, numbers = np.divmod(np.maximum(candidates, 0), rows.sides)
         # All pairs are tokenized, because the width depends on the complete batch.
         pairs = [
             (rows.queries[row], rows.texts[indices[owner]][number])
@@ -339,7 +341,7 @@ class CandidateBatches(Batches):
         longest = max(map(len, ids), default=1)
         fitting = (size for size in rows.widths if size >= longest)
         width = max(rows.width(indices), next(fitting, rows.max_length))
-        own = rows.fetch(indices[part], width)
+        arrays = rows.fetch(indices[part], width)
         shape = (self.batch_size, self.count, width)
         added = {
             "input_ids": np.full(shape, rows.pad, np.int32),
@@ -352,6 +354,8 @@ class CandidateBatches(Batches):
             flat["input_ids"][number, :size] = pair_ids[:size]
             flat["token_type_ids"][number, :size] = pair_types[:size]
             flat["segment_ids"][number, :size] = 1
-        own |= {name: np.concatenate([own[name], added[name][part]], 1) for name in added}
-        own["document_mask"] = np.concatenate([own["document_mask"], chosen[part] >= 0], axis=1)
-        return own | {"valid": valid[part]}
+        arrays |= {name: np.concatenate([arrays[name], added[name][part]], 1) for name in added}
+        arrays["document_mask"] = np.concatenate(
+            [arrays["document_mask"], candidates[part] >= 0], axis=1
+        )
+        return arrays | {"valid": valid[part]}

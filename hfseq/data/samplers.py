@@ -81,7 +81,7 @@ class NoDuplicatesBatches(PlannedBatches):
         seed: Seed of the order.
 
     Raises:
-        DataError: There are no rows.
+        DataError: The data has no rows.
     """
 
     def __init__(self, rows: Rows, values: np.ndarray, batch_size: int, seed: int):
@@ -95,12 +95,12 @@ class NoDuplicatesBatches(PlannedBatches):
         while remaining:
             batch: list[int] = []
             waiting: list[int] = []
-            seen: set[Hashable] = set()
+            batch_values: set[Hashable] = set()
             while remaining and len(batch) < self.batch_size:
                 row = remaining.popleft()
-                if self.values[row].isdisjoint(seen):
+                if self.values[row].isdisjoint(batch_values):
                     batch.append(row)
-                    seen |= self.values[row]
+                    batch_values |= self.values[row]
                 else:
                     waiting.append(row)
             remaining.extendleft(reversed(waiting))
@@ -225,7 +225,7 @@ class MixedBatches(Batches):
         self._turns: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
 
     def turn(self, step: int) -> tuple[int, int]:
-        """Returns the number of the dataset of a step, and the step of its own batches."""
+        """Returns the number of the dataset of a step, and the step among its batches."""
         epoch, position = divmod(step, self.steps)
         if self.strategy == "round_robin":
             return position % len(self.parts), step // len(self.parts)
@@ -271,33 +271,36 @@ class MixedRows:
     def max_runs(self) -> int | None:
         """An upper bound of the number of segments per row, or `None` if it is unknown."""
         bounds = [getattr(part, "max_runs", None) for part in self.parts]
-        known = [bound for bound in bounds if bound is not None]
-        return max(known) if len(known) == len(bounds) else None
+        known_bounds = [bound for bound in bounds if bound is not None]
+        return max(known_bounds) if len(known_bounds) == len(bounds) else None
 
     def _split(self, indices: np.ndarray) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Yields each dataset, the places of its rows among the indices, and its own indices."""
+        """Yields each dataset, the positions of its rows in `indices`, and their numbers in it."""
         indices = np.asarray(indices, np.int64)
         dataset = np.searchsorted(self.offsets, indices, side="right") - 1
         for number, part in enumerate(self.parts):
-            places = np.flatnonzero(dataset == number)
-            if len(places):
-                yield part, places, indices[places] - self.offsets[number]
+            positions = np.flatnonzero(dataset == number)
+            if len(positions):
+                yield part, positions, indices[positions] - self.offsets[number]
 
     def width(self, indices: np.ndarray) -> int:
         """Returns the largest width that a dataset needs for its rows."""
-        return max(part.width(own) for part, _, own in self._split(indices))
+        return max(part.width(part_rows) for part, _, part_rows in self._split(indices))
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Returns the arrays that all datasets have, padded to ``width`` tokens."""
         width = width or self.width(indices)
-        fetched = [(places, part.fetch(own, width)) for part, places, own in self._split(indices)]
+        fetched = [
+            (positions, part.fetch(part_rows, width))
+            for part, positions, part_rows in self._split(indices)
+        ]
         names = set.intersection(*(set(arrays) for _, arrays in fetched)) if fetched else set()
         result = {}
         for name in sorted(names):
             first = fetched[0][1][name]
             result[name] = np.empty((len(indices), *first.shape[1:]), first.dtype)
-            for places, arrays in fetched:
-                result[name][places] = arrays[name]
+            for positions, arrays in fetched:
+                result[name][positions] = arrays[name]
         return result
 
 
@@ -334,20 +337,20 @@ class MixedRowBatches(Batches):
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the indices of the rows of a step, and whether each row is valid."""
         epoch, position = divmod(step, self.steps)
-        places = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
-        valid = places < self.total
-        places = permute(places % self.total, self.total, derive_key("mix", self.seed, epoch))
+        positions = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
+        valid = positions < self.total
+        positions = permute(positions % self.total, self.total, derive_key("mix", self.seed, epoch))
         borders = np.cumsum([0, *self.counts])
-        dataset = np.searchsorted(borders, places, side="right") - 1
+        dataset = np.searchsorted(borders, positions, side="right") - 1
         result = np.empty(self.batch_size, np.int64)
         for number in np.unique(dataset).tolist():
-            own = dataset == number
-            draws = epoch * self.counts[number] + places[own] - borders[number]
+            part_rows = dataset == number
+            draws = epoch * self.counts[number] + positions[part_rows] - borders[number]
             rounds, ranks = np.divmod(draws, self.sizes[number])
             rows = np.empty(len(draws), np.int64)
             for round_number in np.unique(rounds).tolist():
-                here = rounds == round_number
+                is_round = rounds == round_number
                 key = derive_key("part", self.seed, number, round_number)
-                rows[here] = permute(ranks[here], self.sizes[number], key)
-            result[own] = rows + self.mixed.offsets[number]
+                rows[is_round] = permute(ranks[is_round], self.sizes[number], key)
+            result[part_rows] = rows + self.mixed.offsets[number]
         return result, valid

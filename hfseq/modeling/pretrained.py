@@ -1138,7 +1138,7 @@ class FlaxPreTrainedModel(FlaxModel):
         and ``save_pretrained`` writes them into the folders of the modules.
         """
         weights = {} if self.sentence_config is None else self.sentence_config.module_weights
-        flat = {
+        flat: dict[trees.Path, np.ndarray] = {
             (MODULES_KEY, module, name): np.asarray(value, np.float32)
             for module, named in weights.items()
             for name, value in named.items()
@@ -1212,7 +1212,7 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         if not isinstance(sentence_config, SentenceConfig):
             raise UsageError(
-                f"the model is a {sentence_config.kind}: load it with "
+                f"the model is a {sentence_config.model_type}: load it with "
                 "hfseq.RetrievalModel.from_pretrained to compute its vectors or scores"
             )
         prompt = sentence_config.find_prompt(prompt, prompt_name)

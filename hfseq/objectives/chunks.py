@@ -48,7 +48,7 @@ def map_chunks(
 ) -> Any:
     """Applies a function to chunks of rows, and computes each chunk again in the backward pass.
 
-    Every device processes ``chunk_rows`` of its own rows at a time. If the number of rows is not a
+    Every device processes ``chunk_rows`` of its rows at a time. If the number of rows is not a
     multiple of the chunk size, the chunks are made as equal as possible, and some rows are computed
     twice. Their second result is dropped.
 

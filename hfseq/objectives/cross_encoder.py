@@ -146,7 +146,7 @@ class CrossEncoderTraining(RetrievalObjective):
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Checks the tokenizer and configures how the model scores pairs."""
-        self._check_pairs()
+        self.check_pairs()
         super().prepare(model)
         self.uses_token_types = (
             model.accepts("token_type_ids")
@@ -154,11 +154,11 @@ class CrossEncoderTraining(RetrievalObjective):
             and "token_type_ids" in self.tokenizer.model_input_names
         )
 
-    def _check_pairs(self) -> None:
-        """Checks that the tokenizer separates the texts of a pair.
+    def check_pairs(self) -> None:
+        """Checks that the tokenizer supports pairs, and warns if it does not separate the texts.
 
         Raises:
-            UsageError: It does not, so that a pair cannot be told from a single text.
+            UsageError: The tokenizer cannot encode pairs.
         """
         try:
             single, pair = self.tokenizer("a b"), self.tokenizer("a", "b")
@@ -171,9 +171,10 @@ class CrossEncoderTraining(RetrievalObjective):
                 f"{error}"
             ) from error
         if not separated:
-            raise UsageError(
-                "the tokenizer does not separate the texts of a pair, which a cross-encoder "
-                "scores: use a tokenizer whose template for pairs has a separator, such as BERT's"
+            logger.warning(
+                "the tokenizer does not separate the texts of a pair, so the model cannot tell "
+                "where the document begins: use a tokenizer whose template for pairs has a "
+                "separator, such as BERT's, or a --query_prompt that marks the query"
             )
 
     def make_config(
@@ -241,10 +242,15 @@ class CrossEncoderTraining(RetrievalObjective):
         result = []
         for row, texts in enumerate(documents):
             generator = np.random.Generator(np.random.Philox(key=derive_key("candidates", row)))
-            others = np.flatnonzero(owner != row)
-            drawn = generator.permutation(len(others))[: self.arguments.num_negatives]
-            own = set(texts)
-            result.append([*texts, *(t for t in (flat[i] for i in others[drawn]) if t not in own)])
+            other_documents = np.flatnonzero(owner != row)
+            order = generator.permutation(len(other_documents))[: self.arguments.num_negatives]
+            own_texts = set(texts)
+            result.append(
+                [
+                    *texts,
+                    *(t for t in (flat[i] for i in other_documents[order]) if t not in own_texts),
+                ]
+            )
         return result
 
     def _tokenize_pairs(
@@ -436,8 +442,8 @@ def class_labels(splits: Mapping[str, Records]) -> list[Any]:
         label = find_columns(records, 2).label
         if label is not None:
             classes |= {cell for table in records.tables for cell in table.columns.get(label, ())}
-    known = [value for value in classes if isinstance(value, int | str) and value != ""]
-    return sorted(known, key=lambda value: (isinstance(value, str), value))
+    valid_classes = [value for value in classes if isinstance(value, int | str) and value != ""]
+    return sorted(valid_classes, key=lambda value: (isinstance(value, str), value))
 
 
 def list_metrics(lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:

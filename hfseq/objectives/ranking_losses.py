@@ -114,8 +114,8 @@ def lambda_loss(
     gain = relevance / jnp.maximum(ideal, eps)[:, None]
     gain_differences = jnp.abs(gain[:, :, None] - gain[:, None])
 
-    def inverse_discount_differences(ranks: jax.Array, others: jax.Array) -> jax.Array:
-        return jnp.abs(1 / jnp.log2(1.0 + ranks) - 1 / jnp.log2(1.0 + others))
+    def inverse_discount_differences(ranks: jax.Array, other_ranks: jax.Array) -> jax.Array:
+        return jnp.abs(1 / jnp.log2(1.0 + ranks) - 1 / jnp.log2(1.0 + other_ranks))
 
     distance = jnp.abs(rank[:, None] - rank)
     near = inverse_discount_differences(jnp.maximum(distance, 1), distance + 1)

@@ -58,7 +58,7 @@ class LossSpec:
     Attributes:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
-        labels: What the labels are, or `None` if the loss ignores them.
+        labels: The kind of the labels, or `None` if the loss ignores them.
         ranks: Whether the loss ranks each positive among the texts of the batch.
     """
 
@@ -141,6 +141,8 @@ class RetrievalObjective(Objective):
                 if problem := self.example_problem(records[row], columns):
                     problems[row] = problem
             self.splits[split] = drop_invalid(records, split, problems, self.arguments)
+            if self.spec.labels is None:
+                warn_about_false_negatives(self.splits[split], split, columns)
 
     @property
     def spec(self) -> LossSpec:
@@ -178,9 +180,6 @@ class RetrievalObjective(Objective):
             if problem := text_problem(name, example.get(name)):
                 return problem
         texts = [example[name] for name in columns.texts]
-        for name, text in zip(columns.texts[2:], texts[2:], strict=True):
-            if text == texts[1] and self.spec.labels is None:
-                return f"'{name}' equals '{columns.texts[1]}': a negative must not be the positive"
         if self.spec.labels is None:
             return None
         assert columns.label is not None
@@ -199,7 +198,11 @@ class RetrievalObjective(Objective):
         """Configures how the model computes vectors, both in training and after it is saved."""
         config = model.sentence_config
         if config is not None and not isinstance(config, self.config_class):
-            logger.info("the model is a %s, and becomes a %s", config.kind, self.config_class.kind)
+            logger.info(
+                "the model is a %s, and becomes a %s",
+                config.model_type,
+                self.config_class.model_type,
+            )
             self.saved_length, config = config.max_seq_length, None
         else:
             self.saved_length = None if config is None else config.max_seq_length
@@ -520,6 +523,23 @@ class RetrievalObjective(Objective):
         if data.partition_mode:
             options["partition_mode"] = data.partition_mode
         return options
+
+
+def warn_about_false_negatives(records: Records, split: str, columns: Columns) -> None:
+    """Warns about examples with a negative that equals the positive.
+
+    As in sentence-transformers, such examples are used: the loss then contains the positive twice.
+    """
+    if len(columns.texts) < 3:
+        return
+    _, positive, *negatives = columns.texts
+    examples = (records[row] for row in range(len(records)))
+    equal = [any(e[name] == e[positive] for name in negatives) for e in examples]
+    if any(equal):
+        logger.warning(
+            "%s: %d of %d examples have a negative that equals the positive. The first is %s",
+            *(split, sum(equal), len(equal), records.place(equal.index(True))),
+        )
 
 
 def document_scores(vectors: jax.Array) -> jax.Array:

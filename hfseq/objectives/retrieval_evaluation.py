@@ -162,6 +162,8 @@ def _case_scores(
     show_progress_bar: bool,
 ) -> list[np.ndarray]:
     """Returns the scores of the documents of each query."""
+    if not cases:
+        return []
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     ends = np.cumsum([len(texts) for _, texts, _ in cases])
     if isinstance(model, CrossEncoder):
@@ -296,7 +298,7 @@ def check_encoder(model: RetrievalModel, purpose: str) -> TextEncoder:
     """
     if not isinstance(model, TextEncoder):
         raise UsageError(
-            f"{purpose} requires a model that encodes texts, not a {model.config.kind}, which "
-            "scores pairs"
+            f"{purpose} requires a model that encodes texts, not a {model.config.model_type}, "
+            "which scores pairs"
         )
     return model

@@ -175,7 +175,7 @@ def multiple_negatives_ranking(
 
     def chunk_losses(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         query, positive, number, is_valid = chunk
-        own = number[:, None] == row_of_document
+        is_own = number[:, None] == row_of_document
         own_query = number[:, None] == jnp.arange(rows)
         scores: dict[str, jax.Array] = {}
         for direction in dict.fromkeys(("query_to_doc", *directions)):
@@ -185,9 +185,9 @@ def multiple_negatives_ranking(
             logits = similarities * scale
             if direction == "query_to_doc" and hardness_mode and hardness_strength:
                 harder = {
-                    "hard_negatives": own & ~is_positive,
-                    "in_batch_negatives": ~own,
-                    "all_negatives": ~own | ~is_positive,
+                    "hard_negatives": is_own & ~is_positive,
+                    "in_batch_negatives": ~is_own,
+                    "all_negatives": ~is_own | ~is_positive,
                 }[hardness_mode]
                 penalty = hardness_strength * jax.lax.stop_gradient(similarities)
                 logits = logits + jnp.where(harder, penalty, 0.0)
@@ -195,7 +195,7 @@ def multiple_negatives_ranking(
             if direction == "query_to_query":
                 hidden = hidden | own_query
             elif direction == "doc_to_doc":
-                hidden = hidden | own
+                hidden = hidden | is_own
             scores[direction] = jnp.where(hidden, -jnp.inf, logits)
         labels = jnp.where(is_valid, number, IGNORE_INDEX)
         total, _, correct = cross_entropy(scores["query_to_doc"], labels)
@@ -207,7 +207,6 @@ def multiple_negatives_ranking(
             total = totals.mean()
         return total[None], correct[None]
 
-    # A chunk without candidates of its own returns one sum.
     arrays = (queries, vectors[:, 1], jnp.arange(rows), valid)
     total, correct = map_chunks(chunk_losses, arrays, chunk_rows, sharded, sums=True)
     return LossSum(total.sum(), valid.sum(), correct.sum())
@@ -271,16 +270,16 @@ def gist(
         own_vectors, own_guide, number, is_valid = chunk
         threshold = (own_guide[:, 0] * own_guide[:, 1]).sum(-1, keepdims=True)
         slack = margin if margin_strategy == "absolute" else jnp.abs(threshold) * margin
-        own = number[:, None] == jnp.arange(rows)
+        is_own = number[:, None] == jnp.arange(rows)
         scores = []
         for left, right in groups:
             guide_scores = _matmul(own_guide[:, left], guide[:, right].T)
             hidden = guide_scores > threshold - slack
             if (left, right) == (0, 1):
-                hidden &= ~own
+                hidden &= ~is_own
             elif left == right:
                 # The similarity of a text with itself is 1, up to rounding.
-                hidden |= own & (1.0 > threshold - slack)
+                hidden |= is_own & (1.0 > threshold - slack)
             similarities = _matmul(own_vectors[:, left], vectors[:, right].T)
             scores.append(jnp.where(hidden | ~valid, -jnp.inf, similarities))
         labels = jnp.where(is_valid, number, IGNORE_INDEX)
@@ -518,8 +517,8 @@ def batch_semi_hard_triplet(
     outside = jnp.take_along_axis(distances, order, axis=1)
     outside = jnp.take_along_axis(outside, jnp.minimum(positions, len(labels) - 1), axis=1)
     inside = _largest(jnp.where(negative, distances, 0.0))[:, None]
-    chosen = jnp.where(positions < num_negatives, outside, inside)
-    losses = jnp.where(positive, jax.nn.relu(distances - chosen + margin), 0.0)
+    selected_negatives = jnp.where(positions < num_negatives, outside, inside)
+    losses = jnp.where(positive, jax.nn.relu(distances - selected_negatives + margin), 0.0)
     return LossSum(losses.sum(), positive.sum())
 
 
@@ -654,7 +653,7 @@ def matryoshka(
 
 
 def flops(vectors: jax.Array, valid: jax.Array, threshold: int | None = None) -> jax.Array:
-    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (Paria et al., 2020).
+    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (arXiv:2004.05665).
 
     The mean is taken over the whole batch, over all devices. Means per device would make the
     vectors less sparse on more devices.

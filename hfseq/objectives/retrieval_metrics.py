@@ -194,7 +194,7 @@ def ndcg(scores: np.ndarray, gains: Sequence[float], k: int | None = None) -> fl
     return float(means @ summed / ideal) if ideal else 0.0
 
 
-def average_precision(scores: np.ndarray, labels: Sequence[int]) -> float:
+def average_precision(scores: np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
     """Returns the average precision, as scikit-learn's ``average_precision_score``.
 
     Documents with the same score are accepted together.

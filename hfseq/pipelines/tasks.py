@@ -220,7 +220,7 @@ class SentenceSimilarity(Pipeline):
             if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
                 yield Answer(error=f"it must be {self.input_description}, not {item!r:.60}")
             elif encoder is not None:
-                queries = encoder.encode_query([source], **encode_options)
+                queries = encoder.encode_query(texts[:1], **encode_options)
                 documents = encoder.encode_document(texts[1:], **encode_options)
                 yield Answer(encoder.similarity(queries, documents)[0].tolist())
             else:

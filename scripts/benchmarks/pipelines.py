@@ -26,12 +26,14 @@ def pipelines_cases(options: Options) -> list[Case]:
     for task, model, packages, count in (
         ("classify", "classifier", (), options.choose(200, 4000, 100, 8)),
         ("embed", "minilm", ("sentence_transformers",), options.choose(400, 4000, 100, 8)),
+        ("rank", "minilm_ranker", ("sentence_transformers",), options.choose(400, 4000, 100, 8)),
     ):
         # The vocabulary size of the tokenizer, which contains at least all bytes.
         size = options.size(model) | {"vocab_size": options.choose(8000, 8000, 8000, 300)}
         settings = {"job": task, "model": model, "size": size, "count": count, "rows": rows}
         title = training.model_spec(model).title
-        name = f"{task}, {title}, {count} texts, float32"
+        unit = "pairs" if task == "rank" else "texts"
+        name = f"{task}, {title}, {count} {unit}, float32"
         torch = Contestant(
             "PyTorch", name, "pipelines:torch_texts", settings, harness.PYTORCH + packages
         )
@@ -41,7 +43,7 @@ def pipelines_cases(options: Options) -> list[Case]:
         )
         # sentence-transformers sorts the texts itself.
         members = (torch, ordered, ours) if task == "classify" else (torch, ours)
-        cases.append(Case(name, members, count, "texts", weights=(model, size), **timing))
+        cases.append(Case(name, members, count, unit, weights=(model, size), **timing))
     for job, model, unit, count in (
         ("generate", "gpt2", "texts", options.choose(32, 256, 8, 2)),
         ("image", "image_classifier", "images", options.choose(64, 1024, 16, 2)),
@@ -187,14 +189,18 @@ def text_workload(
 def hfseq_texts(
     job: str, model: str, size: dict[str, Any], count: int, rows: int, weights: str
 ) -> Workload:
-    """Classifies or embeds the texts with hfseq."""
+    """Classifies, embeds or ranks the texts with hfseq."""
     import hfseq
+    from hfseq.modeling.sentence import CrossEncoder, CrossEncoderConfig
 
     module = training.hfseq_class(model).from_pretrained(weights)
     documents, tokenizer = texts(count, module.config.vocab_size)
     if job == "classify":
         pipeline = hfseq.pipeline("text-classification", module, tokenizer, batch_size=rows)
         step = lambda: scores(pipeline(documents, top_k=None, truncation=True))  # noqa: E731
+    elif job == "rank":
+        encoder = CrossEncoder(module, tokenizer, CrossEncoderConfig())
+        step = lambda: encoder.predict(pairs(documents), batch_size=rows)  # noqa: E731
     else:
         step = lambda: module.encode(  # noqa: E731
             documents,
@@ -217,7 +223,7 @@ def torch_texts(
     weights: str,
     sort: bool = False,
 ) -> Workload:
-    """Classifies the texts with Transformers, or embeds them with sentence-transformers."""
+    """Classifies texts with Transformers, or embeds or ranks them with sentence-transformers."""
     import transformers
 
     module, device = training.load_torch(model, weights, training.make_config(model, size))
@@ -229,6 +235,12 @@ def torch_texts(
             "text-classification", module, tokenizer=tokenizer, batch_size=rows, device=device
         )
         step = lambda: scores(pipeline(documents, top_k=None, truncation=True))  # noqa: E731
+    elif job == "rank":
+        from sentence_transformers import CrossEncoder
+
+        tokenizer.save_pretrained(weights)
+        reranker = CrossEncoder(weights, device=device)
+        step = lambda: reranker.predict(pairs(documents), batch_size=rows)  # noqa: E731
     else:
         from sentence_transformers import SentenceTransformer, models
 
@@ -239,6 +251,12 @@ def torch_texts(
     return text_workload(
         step, documents, tokenizer, harness.torch_peak_bytes, training.torch_info(module)
     )
+
+
+def pairs(documents: list[str]) -> list[tuple[str, str]]:
+    """Returns a pair of the first ten words of a query and a document for each document."""
+    query = " ".join(max(documents, key=len).split()[:10])
+    return [(query, document) for document in documents]
 
 
 def scores(answers: Any) -> list[list[float]]:
@@ -259,12 +277,12 @@ def pipelines_remarks(rows: Rows) -> list[str]:
 
 PIPELINES = Suite(
     "Pipelines",
-    "`hfseq.pipeline` is compared with Transformers' pipeline, and `model.encode` with "
-    "sentence-transformers. The texts are generated, have 2 to 150 words and are processed in "
-    "batches of 32 (128 on a GPU). The other inputs are processed in batches of 8: prompts of 40 "
-    "words that are continued by 32 tokens, images of 400 x 320 pixels, and five seconds of noise. "
-    "Times include the tokenizers and processors. All contestants use the same random weights and "
-    "must return the same results.",
+    "`hfseq.pipeline` is compared with Transformers' pipeline, and `model.encode` and "
+    "`CrossEncoder.predict` with sentence-transformers. The texts are generated, have 2 to 150 "
+    "words and are processed in batches of 32 (128 on a GPU). The other inputs are processed in "
+    "batches of 8: prompts of 40 words that are continued by 32 tokens, images of 400 x 320 "
+    "pixels, and five seconds of noise. Times include the tokenizers and processors. All "
+    "contestants use the same random weights and must return the same results.",
     pipelines_cases,
     (harness.CASE, ("texts/s", harness.rate), harness.RATIO, harness.MEMORY),
     "ratio",

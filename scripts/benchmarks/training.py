@@ -181,6 +181,20 @@ TEXT_MODELS = {
     "image_classifier": ModelSpec(
         "ViT-base", "ViTConfig", "ForImageClassification", (), 0, 197, size={"num_labels": 1000}
     ),
+    "minilm_ranker": ModelSpec(
+        "MiniLM-L6",
+        "BertConfig",
+        "ForSequenceClassification",
+        (),
+        0,
+        512,
+        size={
+            "hidden_size": 384,
+            "num_hidden_layers": 6,
+            "intermediate_size": 1536,
+            "num_labels": 1,
+        },
+    ),
     "minilm": ModelSpec(
         "MiniLM-L6",
         "BertConfig",

@@ -232,7 +232,7 @@ GENERATING = ("generate", "translate", "transcribe", "caption", "summarize")
 def test_commands_that_run_a_model_have_the_same_flags():
     flags = command_flags()
     running = [name for name, own in flags.items() if "--device" in own]
-    assert len(running) == 12
+    assert len(running) == 16
     for flag, without in SHARED.items():
         assert {name for name in running if f"--{flag}" not in flags[name]} == set(without), flag
     for flag in ("num_beams", "max_new_tokens"):

@@ -105,13 +105,13 @@ def test_mixed_batches_have_rows_of_one_dataset(strategy):
     parts = [Batches(Numbers(12), 4, seed=0), Batches(Numbers(20, 100), 4, seed=0)]
     mixed = MixedBatches(parts, strategy, [3, 1], seed=5)
     expected = {"proportional": [3, 5], "round_robin": [3, 3], "weighted": [6, 2]}[strategy]
-    seen = Counter[int]()
+    counts = Counter[int]()
     for step in range(2 * len(mixed)):
         batch = mixed[step]
         dataset = batch["dataset"][0]
         assert ((batch["input_ids"] >= 100) == dataset).all()
-        seen[int(dataset)] += 1
-    assert [seen[0], seen[1]] == [2 * count for count in expected]
+        counts[int(dataset)] += 1
+    assert [counts[0], counts[1]] == [2 * count for count in expected]
     if strategy == "proportional":  # an epoch contains each row once
         rows = np.concatenate([mixed[step]["input_ids"].ravel() for step in range(8)])
         assert sorted(rows.tolist()) == [*range(12), *range(100, 120)]

@@ -104,7 +104,9 @@ CASES = {
 }  # fmt: skip
 
 
-def make_labels(kind: str | None, random: np.random.Generator, rows: int) -> np.ndarray | None:
+def make_labels(
+    label_kind: str | None, random: np.random.Generator, rows: int
+) -> np.ndarray | None:
     return {
         None: lambda: None,
         "score": lambda: random.random(rows).astype(np.float32),
@@ -113,7 +115,7 @@ def make_labels(kind: str | None, random: np.random.Generator, rows: int) -> np.
         "class": lambda: random.integers(0, 4, rows).astype(np.float32),
         "scores3": lambda: random.normal(size=(rows, 3)).astype(np.float32),
         "vector": lambda: random.normal(size=(rows, FEATURES)).astype(np.float32),
-    }[kind]()
+    }[label_kind]()
 
 
 def value_and_grad(case: Case, vectors: Any, labels: Any, valid: Any) -> tuple[Any, np.ndarray]:
@@ -462,8 +464,8 @@ def test_maxsim_scores_tokens_that_are_not_hidden():
     pairwise = losses.maxsim_pairwise(
         queries, documents.reshape(4, 2, 5, FEATURES), query_mask, document_mask.reshape(4, 2, 5)
     )
-    own = scores.reshape(4, 4, 2)[np.arange(4), np.arange(4)]
-    np.testing.assert_allclose(pairwise, own, rtol=1e-6)
+    own_scores = scores.reshape(4, 4, 2)[np.arange(4), np.arange(4)]
+    np.testing.assert_allclose(pairwise, own_scores, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ KINDS: dict[str, Any] = {
 
 
 def make_objective(
-    kind: str, corpus: Any, tmp_path: Any, rows: int = ROWS, layers: int = 1, **options: Any
+    model_kind: str, corpus: Any, tmp_path: Any, rows: int = ROWS, layers: int = 1, **options: Any
 ) -> tuple[Any, Any, dict[str, np.ndarray]]:
     """Returns an objective, its model, and a batch whose last row is invalid."""
     texts = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
@@ -56,8 +56,8 @@ def make_objective(
         )
     path = tmp_path / f"rows-{rows}.jsonl"
     path.write_text("".join(f"{json.dumps(example)}\n" for example in examples))
-    objective_class, arguments_class, auto_class = KINDS[kind]
-    if kind == "cross_encoder":
+    objective_class, arguments_class, auto_class = KINDS[model_kind]
+    if model_kind == "cross_encoder":
         options["loss"] = "multiple_negatives_ranking"
     model_options = {
         name: options.pop(name) for name in ("dtype", "peft_config") if name in options
@@ -96,11 +96,11 @@ def gradient(
     model.use_mesh(mesh)
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
     if mesh is not None:
-        place = {
+        shardings = {
             name: sharding.batch_sharding(mesh, array.ndim + 1) for name, array in arrays.items()
         }
         arrays = {
-            name: jax.device_put(array[None], place[name])[0] for name, array in arrays.items()
+            name: jax.device_put(array[None], shardings[name])[0] for name, array in arrays.items()
         }
     value, grads = jax.jit(jax.value_and_grad(loss))(model.params, arrays, rows)
     return float(value), grads
@@ -118,7 +118,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("kind", "chunks", "devices"),
+    ("model_kind", "chunks", "devices"),
     [
         ("embedding", (7,), (1, 4)),
         pytest.param("embedding", (1, 7, ROWS), (1, 4), marks=SLOW),
@@ -127,9 +127,9 @@ SLOW = pytest.mark.slow
         pytest.param("multi_vector", (1, 7), (1, 4), marks=SLOW),
     ],
 )
-def test_chunks_have_the_gradient_of_the_whole_batch(kind, chunks, devices, corpus, tmp_path):
-    objective, model, batch = make_objective(kind, corpus, tmp_path)
-    whole = gradient(objective, model, batch)
+def test_chunks_have_the_gradient_of_the_whole_batch(model_kind, chunks, devices, corpus, tmp_path):
+    objective, model, batch = make_objective(model_kind, corpus, tmp_path)
+    reference = gradient(objective, model, batch)
     for count in devices:
         mesh = None
         if count > 1:
@@ -137,17 +137,17 @@ def test_chunks_have_the_gradient_of_the_whole_batch(kind, chunks, devices, corp
         for chunk in chunks:
             # A device has four rows on the mesh, so 3 does not divide them.
             chunk = chunk if mesh is None else min(chunk, 3)
-            assert_equal(whole, gradient(objective, model, batch, mesh, chunk))
+            assert_equal(reference, gradient(objective, model, batch, mesh, chunk))
     # Dropout is on: another key changes the loss.
     without, _, _ = objective.loss(model, model.params, batch, None, False)
-    assert float(without) / (ROWS - 1) != pytest.approx(whole[0], rel=1e-4)
+    assert float(without) / (ROWS - 1) != pytest.approx(reference[0], rel=1e-4)
 
 
 def temporary_bytes(
-    rows: int, chunk: int | None, corpus: Any, tmp_path: Any, kind: str = "embedding"
+    rows: int, chunk: int | None, corpus: Any, tmp_path: Any, model_kind: str = "embedding"
 ) -> int:
     """Returns the size of the temporary arrays of a training step."""
-    objective, model, batch = make_objective(kind, corpus, tmp_path, rows, layers=2)
+    objective, model, batch = make_objective(model_kind, corpus, tmp_path, rows, layers=2)
     objective.arguments.mini_batch_size = chunk
     numbers = jnp.arange(rows)
 

@@ -50,7 +50,8 @@ def data(tmp_path_factory):
                     "labels": [1, 0][: 1 + label],
                 },
                 "classes": {
-                    "query": query, "document": document, "label": ["no", "yes", "maybe"][number % 3]
+                    "query": query, "document": document,
+                    "label": ["no", "yes", "maybe"][number % 3],
                 },
                 "margins": {
                     "query": query, "document": document, "negative": negative, "score": [2.5, 1.0]
@@ -58,10 +59,10 @@ def data(tmp_path_factory):
                 "scores": {"a": query, "b": document, "score": number / count},
                 "texts": {"text": document, "label": number % 4},
             }  # fmt: skip
-            for kind, row in rows.items():
-                files.setdefault(kind, []).append(row)
-        for kind, listed in files.items():
-            write(folder / f"{name}-{kind}.jsonl", listed)
+            for data_name, row in rows.items():
+                files.setdefault(data_name, []).append(row)
+        for data_name, listed in files.items():
+            write(folder / f"{name}-{data_name}.jsonl", listed)
     return folder
 
 
@@ -69,7 +70,9 @@ def data(tmp_path_factory):
 def fit(flags, data):
     """Trains an objective on one of the files."""
 
-    def run(output, objective="cross_encoder", kind="pairs", devices=1, callbacks=(), **changes):
+    def run(
+        output, objective="cross_encoder", data_name="pairs", devices=1, callbacks=(), **changes
+    ):
         from tests.support import runs
 
         values = {
@@ -80,8 +83,8 @@ def fit(flags, data):
             "max_seq_length": None,
             "warmup_steps": 0,
             "max_steps": 4,
-            "train_file": data / f"train-{kind}.jsonl",
-            "validation_file": data / f"valid-{kind}.jsonl",
+            "train_file": data / f"train-{data_name}.jsonl",
+            "validation_file": data / f"valid-{data_name}.jsonl",
         } | changes
         return runs.train(flags(output, **values), objective, devices, callbacks)
 
@@ -113,7 +116,7 @@ CROSS_ENCODER_LOSSES = {
 def test_cross_encoders_learn_with_each_loss(fit, loss, tmp_path):
     loop = fit(
         "run",
-        kind=CROSS_ENCODER_LOSSES[loss],
+        data_name=CROSS_ENCODER_LOSSES[loss],
         loss=loss,
         do_train=True,
         do_eval=True,
@@ -144,3 +147,252 @@ def test_runs_resume_exactly(fit, objective):
         save_steps=2,
         **changes,
     )
+
+
+def mixture(tmp_path: Path, *entries: dict[str, Any]) -> Path:
+    path = tmp_path / "mixture.yaml"
+    path.write_text(json.dumps(list(entries), default=str))  # JSON is also YAML
+    return path
+
+
+def test_a_mixture_has_a_loss_for_each_dataset_and_resumes_exactly(fit, data, caplog, tmp_path):
+    caplog.set_level("INFO")
+    path = mixture(
+        tmp_path,
+        {"train_file": data / "train-pairs.jsonl"},
+        {"train_file": data / "train-scores.jsonl", "loss": "cosent", "weight": 3},
+    )
+    _, resumed = check_resume(
+        lambda output, **options: fit(output, "embedding", train_file=None, **options),
+        step=3,
+        do_train=True,
+        save_steps=2,
+        train_mixture=path,
+    )
+    assert "mixture of 2 datasets (weighted): 2, 6 batches per epoch" in caplog.text
+    # The loss of CoSENT over 16 pairs is much larger than a cross-entropy at random.
+    assert resumed.progress.data["source"] == "train-pairs.jsonl, train-scores.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mlm", "clm", "sft"])
+def test_text_objectives_mix_rows(objective, flags, corpus, tmp_path, caplog):
+    from tests.support import runs
+
+    caplog.set_level("INFO")
+    other = tmp_path / "other.jsonl"
+    lines = (corpus / "train.jsonl").read_text().splitlines()[:30]
+    other.write_text("\n".join(line.upper().replace("TEXT", "text") for line in lines) + "\n")
+    path = mixture(
+        tmp_path,
+        {"train_file": corpus / "train.jsonl"},
+        {"train_file": other, "weight": 2},
+    )
+
+    def run(output: str, callbacks: Any = (), **options: Any) -> Any:
+        values = {"train_file": None, "train_mixture": path, **options}
+        if objective != "mlm":
+            values |= {
+                "model_type": "llama",
+                "config_overrides": "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,"
+                "num_key_value_heads=2,intermediate_size=64,max_position_embeddings=40",
+            }
+        return runs.train(flags(output, **values), objective, 1, callbacks)
+
+    check_resume(run, step=3, do_train=True, save_steps=2)
+    assert "mixture of 2 datasets (weighted)" in caplog.text and "rows per epoch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "must contain a list of datasets"),
+        ("- a.jsonl", "must map data flags to values"),
+        ("- train_file: a\n  weight: 0", "weight must be a number above 0"),
+        ("- train_file: a\n  wieght: 2", "unknown data flag 'wieght'"),
+        ("- weight: 2", "requires train_file or dataset_name"),
+        ("- {", "is not valid YAML"),
+        ("- train_file: a\n- train_file: b\n  loss: x", "dataset 2: --loss x"),
+    ],
+)
+def test_mixtures_that_are_not_valid_are_errors(content, message, tmp_path):
+    from hfseq.data.arguments import EmbeddingArguments
+
+    path = tmp_path / "mixture.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        EmbeddingArguments(train_mixture=str(path))
+    with pytest.raises(UsageError, match="cannot be read"):
+        EmbeddingArguments(train_mixture=str(tmp_path / "missing.yaml"))
+    path.write_text("- train_file: a\n")
+    with pytest.raises(UsageError, match="--train_mixture and --train_file"):
+        EmbeddingArguments(train_mixture=str(path), train_file=["b"])
+
+
+QUERY = {"query": "a", "document": "b"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "loss", "row", "error", "message"),
+    [
+        ("cross_encoder", None, {**QUERY, "label": 2}, DataError, "labels from 0 to 1"),
+        ("cross_encoder", None, QUERY, UsageError, "requires labels"),
+        ("cross_encoder", None, {**QUERY, "label": "NaN"}, DataError, "must be a finite number"),
+        ("cross_encoder", None, {"query": "a", "label": 1}, UsageError, "two text columns"),
+        ("cross_encoder", None, {**QUERY, "c": "d", "label": 1}, UsageError, "2 text columns"),
+        (
+            *("cross_encoder", "lambda_loss"),
+            *({"query": "a", "documents": [], "labels": []}, UsageError, "two text columns"),
+        ),
+        (
+            *("cross_encoder", "lambda_loss"),
+            *({"query": "a", "documents": ["b"], "labels": [1, 0]}, DataError),
+            "must contain 1 numbers, not 2",
+        ),
+        (
+            *("cross_encoder", "lambda_loss"),
+            *({"query": "a", "documents": ["b"], "labels": 1}, DataError, "list of numbers"),
+        ),
+        ("embedding", "cosent", {"a": "b", "c": "d"}, UsageError, "requires labels"),
+        ("embedding", "cosent", {"a": "b", "c": "d", "score": None}, DataError, "finite number"),
+        ("embedding", "contrastive", {"a": "b", "c": "d", "label": 0.5}, DataError, "0 or 1"),
+        ("embedding", "triplet", {"a": "b", "c": "d"}, UsageError, "3 text columns"),
+        ("embedding", None, {"anchor": "b", "positive": " "}, DataError, "non-empty text"),
+        ("embedding", None, {"text": "b"}, UsageError, "has the columns text"),
+        (
+            *("multi_vector", "distill_kl_div", {"q": "a", "d": "b", "e": "c", "scores": [1]}),
+            *(DataError, "must contain 2 numbers, not 1"),
+        ),
+    ],
+)
+def test_examples_that_are_not_valid_are_errors(objective, loss, row, error, message, tmp_path):
+    from transformers import BertConfig
+
+    from hfseq import plugins
+    from hfseq.data.arguments import OBJECTIVES as ARGUMENTS
+
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    arguments = ARGUMENTS[objective](
+        train_file=[str(path)], loss=loss, validation_split_percentage=0
+    )
+    with pytest.raises(error, match=message):
+        plugins.load().objectives.get(objective)(arguments, None, BertConfig())
+
+
+def test_negatives_that_are_positives_are_reported(tmp_path, caplog):
+    from transformers import BertConfig
+
+    from hfseq.data.arguments import EmbeddingArguments
+    from hfseq.objectives.embedding import Embedding
+
+    row = {"anchor": "a", "positive": "b", "negative": "b"}
+    path = write(tmp_path / "rows.jsonl", [row, row | {"negative": "c"}])
+    Embedding(
+        EmbeddingArguments(train_file=[str(path)], validation_split_percentage=0),
+        None,
+        BertConfig(),
+    )
+    assert "1 of 2 examples have a negative that equals the positive" in caplog.text
+    assert "line 1" in caplog.text
+
+
+def test_group_by_label_requires_labels(fit):
+    with pytest.raises(UsageError, match="group_by_label requires labels"):
+        fit("run", "embedding", batch_sampler="group_by_label", do_train=True)
+
+
+def test_tokenizers_that_do_not_separate_pairs_are_reported(corpus, caplog):
+    from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerFast
+
+    from hfseq.objectives.cross_encoder import CrossEncoderTraining
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    objective = CrossEncoderTraining.__new__(CrossEncoderTraining)
+    objective.tokenizer, objective.config = tokenizer, BertConfig()
+    objective.check_pairs()
+    assert not caplog.text
+    plain = tokenizer.backend_tokenizer
+    plain.post_processor = None
+    objective.tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>")
+    objective.check_pairs()
+    assert "does not separate the texts of a pair" in caplog.text
+
+    def refuse(*texts: str) -> Any:
+        if len(texts) > 1:
+            raise ValueError("only one text")
+        return {"input_ids": [1]}
+
+    objective.tokenizer = refuse  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="does not support pairs of texts.*only one text"):
+        objective.check_pairs()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["batch_sampler", "group_by_label"])
+def test_triplets_of_labeled_texts(fit, sampler):
+    loop = fit(
+        "run",
+        "embedding",
+        "texts",
+        loss="batch_hard_triplet",
+        margin=1.0,
+        batch_sampler=sampler,
+        do_train=True,
+        do_eval=True,
+    )
+    assert np.isfinite(list(losses(loop.folder).values())).all()
+    assert "eval_accuracy" not in loop.metrics and np.isfinite(loop.metrics["eval_loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["embedding", "cross_encoder", "sparse_encoder"])
+def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
+    data_name = "labeled" if objective == "cross_encoder" else "triplets"
+    fit("base", objective, data_name, do_train=True, max_steps=1)
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "base", "do_train": True}
+    lora = {"use_peft": True, "lora_r": 4, "lora_dropout": 0.1}
+    for changes, tolerance in ((lora, 1e-5), ({"dtype": "bfloat16"}, 2e-2)):
+        results = []
+        for chunk in (None, 5):
+            output = f"{'-'.join(changes)}-{chunk}"
+            options = {**start, **changes, "mini_batch_size": chunk}
+            results.append(losses(fit(output, objective, data_name, **options).folder))
+        for step, value in results[0].items():
+            assert results[1][step] == pytest.approx(value, rel=tolerance), (changes, step)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "objective", ["embedding", "cross_encoder", "sparse_encoder", "multi_vector"]
+)
+def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_path):
+    import hfseq
+
+    theirs = pytest.importorskip("sentence_transformers")
+    data_name = "labeled" if objective == "cross_encoder" else "triplets"
+    fit("run", objective, data_name, do_train=True, max_steps=3)
+    folder = str(tmp_path / "run")
+    texts = ["the law of every land", "who live there", "read"]
+    if objective == "cross_encoder":
+        pairs = [(texts[0], text) for text in texts]
+        expected = theirs.CrossEncoder(folder, device="cpu").predict(pairs)
+        np.testing.assert_allclose(
+            hfseq.CrossEncoder.from_pretrained(folder).predict(pairs), expected, atol=1e-5
+        )
+        return
+    name = {
+        "embedding": ("SentenceTransformer", "SentenceEncoder"),
+        "sparse_encoder": ("SparseEncoder", "SparseEncoder"),
+        "multi_vector": ("MultiVectorEncoder", "MultiVectorEncoder"),
+    }[objective]
+    model = getattr(theirs, name[0])(folder, device="cpu")
+    ours = getattr(hfseq, name[1]).from_pretrained(folder)
+    for method in ("encode_query", "encode_document"):
+        expected = getattr(model, method)(texts)
+        actual = getattr(ours, method)(texts)
+        if objective == "sparse_encoder":
+            expected, actual = expected.to_dense().numpy(), actual.toarray()
+        for first, second in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(first, np.asarray(second), atol=1e-5)

@@ -9,11 +9,21 @@ configuration, which describes the computation, and the class that users call:
 - :mod:`~hfseq.modeling.sentence.multi_vector_encoder`: one vector per token (ColBERT).
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 from hfseq.modeling.sentence.bi_encoder import SentenceConfig, SentenceEncoder
 from hfseq.modeling.sentence.config import MODULES_KEY, RetrievalConfig
 from hfseq.modeling.sentence.cross_encoder import CrossEncoder, CrossEncoderConfig, LogitScore
 from hfseq.modeling.sentence.directory import SentenceDirectory
-from hfseq.modeling.sentence.encoder import RetrievalModel, TextEncoder, saved_kind
+from hfseq.modeling.sentence.encoder import (
+    RetrievalModel,
+    TextEncoder,
+    saved_kind,
+    unknown_kind,
+)
 from hfseq.modeling.sentence.modules import Dense
 from hfseq.modeling.sentence.multi_vector_encoder import (
     MultiVectorConfig,
@@ -53,7 +63,7 @@ __all__ = [
 ]
 
 
-def read_config(source: str, download: dict[str, object]) -> RetrievalConfig | None:
+def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | None:
     """Reads the files of sentence-transformers in a model directory, of any kind.
 
     Args:
@@ -69,6 +79,6 @@ def read_config(source: str, download: dict[str, object]) -> RetrievalConfig | N
     directory = SentenceDirectory.read(source, download)
     if not directory.modules:
         return None
-    if directory.kind not in RetrievalModel.kinds:
-        return SentenceConfig.read(source, download)
-    return RetrievalModel.kinds[directory.kind].config_class.from_directory(directory)
+    if directory.model_type not in RetrievalModel.kinds:
+        raise unknown_kind(directory)
+    return RetrievalModel.kinds[directory.model_type].config_class.from_directory(directory)

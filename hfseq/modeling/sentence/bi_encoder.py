@@ -52,7 +52,7 @@ class SentenceConfig(RetrievalConfig):
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
 
-    kind: ClassVar[str] = "SentenceTransformer"
+    model_type: ClassVar[str] = "SentenceTransformer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +144,9 @@ class SentenceConfig(RetrievalConfig):
         tokens = tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
         if prompt and not self.include_prompt:
             hidden = prompt_length(tokenizer, prompt)
-            tokens.scored = [[place >= hidden for place in range(len(ids))] for ids in tokens.ids]
+            tokens.scored = [
+                [position >= hidden for position in range(len(ids))] for ids in tokens.ids
+            ]
         return tokens
 
     def __call__(

@@ -60,7 +60,7 @@ class RetrievalConfig:
     other_settings: Mapping[str, Any] = field(default_factory=dict)
 
     #: The name of the kind in ``model_type``.
-    kind: ClassVar[str]
+    model_type: ClassVar[str]
     #: Suffix of the model class.
     auto_class: ClassVar[str] = "Model"
     default_similarity: ClassVar[str] = "cosine"
@@ -70,8 +70,8 @@ class RetrievalConfig:
         name = self.similarity_fn_name
         if name is not None and name not in self.similarities:
             raise UsageError(
-                f"a {self.kind} does not support the similarity function {name!r} (supported: "
-                f"{', '.join(self.similarities)})"
+                f"a {self.model_type} does not support the similarity function {name!r} "
+                f"(supported: {', '.join(self.similarities)})"
             )
 
     # -- files
@@ -121,8 +121,8 @@ class RetrievalConfig:
         directory = SentenceDirectory.read(source, download)
         if not directory.modules:
             return None
-        if directory.kind != cls.kind:
-            raise CheckpointError(f"'{source}' is a {directory.kind}, not a {cls.kind}")
+        if directory.model_type != cls.model_type:
+            raise CheckpointError(f"'{source}' is a {directory.model_type}, not a {cls.model_type}")
         return cls.from_directory(directory)
 
     def write(self, folder: Path, model: Any) -> None:
@@ -144,7 +144,7 @@ class RetrievalConfig:
         return {
             **self.other_settings,
             "__version__": version_entries(sentence_transformers),
-            "model_type": self.kind,
+            "model_type": self.model_type,
             "prompts": self.all_prompts,
             "default_prompt_name": self.default_prompt_name,
             "similarity_fn_name": self.similarity_fn_name or self.default_similarity,

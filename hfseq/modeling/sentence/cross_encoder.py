@@ -78,13 +78,15 @@ class CrossEncoderConfig(RetrievalConfig):
         activation: Class name in PyTorch of the function that is applied to scores. `None` stands
             for "Sigmoid" with one label, and otherwise for "Identity".
         logit_score: How a causal language model scores pairs. `None` for a classifier.
+        uses_chat_template: Whether pairs are rendered with the chat template of the tokenizer.
     """
 
     num_labels: int = 1
     activation: str | None = None
     logit_score: LogitScore | None = None
+    uses_chat_template: bool = False
 
-    kind: ClassVar[str] = "CrossEncoder"
+    model_type: ClassVar[str] = "CrossEncoder"
 
     def __post_init__(self) -> None:
         if self.activation is not None and self.activation not in ACTIVATIONS:
@@ -163,6 +165,8 @@ class CrossEncoderConfig(RetrievalConfig):
             "modality_config": {"text": method},
             "module_output_name": output,
         }
+        if self.uses_chat_template:
+            transformer["modality_config"]["message"] = {**method, "format": "flat"}
         if self.max_seq_length is not None:
             transformer["max_seq_length"] = self.max_seq_length
         settings = self.written_settings("6.0.0")
@@ -204,10 +208,10 @@ class CrossEncoderConfig(RetrievalConfig):
     ) -> TokenizedTexts:
         """Tokenizes pairs. See :meth:`RetrievalConfig.tokenize`.
 
-        A causal language model with a chat template receives the pair as the messages "query" and
-        "document", after the prompt as the system message.
+        A chat template receives the pair as the messages "query" and "document", after the prompt
+        as the system message.
         """
-        if self.logit_score is not None and tokenizer.chat_template:
+        if self.uses_chat_template:
             return _chat_tokens(tokenizer, texts, limit, prompt)
         return tokenize(tokenizer, texts, limit, prompt, self.do_lower_case, name="pair")
 
@@ -324,9 +328,9 @@ class CrossEncoder(RetrievalModel):
         """Returns the settings of a cross-encoder, or of a model without a head.
 
         The option ``num_labels`` sets the number of labels of a new classification head. The
-        default is 1.
+        default is 1. A bi-encoder loses its pooling and its prompts.
         """
-        if directory.modules:
+        if directory.modules and directory.model_type != "SentenceTransformer":
             return super().read_config(directory, options)  # type: ignore[return-value]
         if directory.fetch("config.json") is None and directory.fetch("adapter_config.json"):
             return CrossEncoderConfig(options.get("num_labels", 1))
@@ -357,7 +361,11 @@ class CrossEncoder(RetrievalModel):
                     "a causal language model scores pairs"
                 )
             config = replace(config, logit_score=LogitScore(*ids))
-        return super().build(model, tokenizer, config, directory)  # type: ignore[return-value]
+        if config.logit_score is not None:
+            inputs = directory.transformer.get("modality_config") or {"message": {}}
+            has_template = bool(tokenizer.chat_template) and "message" in inputs
+            config = replace(config, uses_chat_template=has_template)
+        return super().build(model, tokenizer, config, directory)
 
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> CrossEncoder:

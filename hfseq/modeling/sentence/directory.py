@@ -143,13 +143,13 @@ class SentenceDirectory:
         return document, query
 
     @property
-    def kind(self) -> str:
+    def model_type(self) -> str:
         """The kind of the model, an element of ``KINDS`` or an unknown name."""
-        kind = self.settings.get("model_type")
-        if kind == "ColBERT":  # written by PyLate
+        model_type = self.settings.get("model_type")
+        if model_type == "ColBERT":  # written by PyLate
             return "MultiVectorEncoder"
-        if kind is not None:
-            return str(kind)
+        if model_type is not None:
+            return str(model_type)
         is_sparse = any(module.class_name == "SpladePooling" for module in self.modules)
         return "SparseEncoder" if is_sparse else "SentenceTransformer"
 
@@ -157,7 +157,7 @@ class SentenceDirectory:
         """Returns the error for a module that a kind does not support."""
         return CheckpointError(
             f"modules.json of '{self.source}' has the unsupported module {module.class_name} "
-            f"(supported by a {self.kind}: {', '.join(supported)})"
+            f"(supported by a {self.model_type}: {', '.join(supported)})"
         )
 
     def tensors(self, folder: str) -> tuple[str, dict[str, np.ndarray]]:

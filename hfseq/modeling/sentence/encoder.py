@@ -49,7 +49,7 @@ class RetrievalModel:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "config_class" in vars(cls):
-            RetrievalModel.kinds[cls.config_class.kind] = cls
+            RetrievalModel.kinds[cls.config_class.model_type] = cls
 
     def __init__(
         self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, config: RetrievalConfig
@@ -81,9 +81,11 @@ class RetrievalModel:
         if not Path(source).is_dir() and (Path(source).exists() or source[:1] in ("/", ".")):
             raise CheckpointError(f"'{source}' is not a directory")
         directory = SentenceDirectory.read(source, download)
-        kind = saved_kind(directory)
+        model_type = saved_kind(directory)
         if cls is RetrievalModel:
-            if kind not in cls.kinds:
+            if directory.modules and model_type not in cls.kinds:
+                raise unknown_kind(directory)
+            if model_type not in cls.kinds:
                 names = ", ".join(model_class.__name__ for model_class in cls.kinds.values())
                 raise CheckpointError(
                     f"'{source}' does not contain a retrieval model, because it has no "
@@ -92,7 +94,7 @@ class RetrievalModel:
                     'pass the pooling: FlaxAutoModel.encode(..., pooling="mean"), or hfseq embed '
                     "--pooling mean"
                 )
-            return cls.kinds[kind]._load(directory, download, options)  # type: ignore[return-value]
+            return cls.kinds[model_type]._load(directory, download, options)  # type: ignore[return-value]
         return cls._load(directory, download, options)
 
     @classmethod
@@ -137,11 +139,11 @@ class RetrievalModel:
         Raises:
             CheckpointError: The directory contains a kind that cannot be converted to this one.
         """
-        kind = saved_kind(directory)
-        if directory.modules and kind == cls.config_class.kind:
+        model_type = saved_kind(directory)
+        if directory.modules and model_type == cls.config_class.model_type:
             return cls.config_class.from_directory(directory)
         if directory.modules:
-            raise _other_kind(directory, kind, cls)
+            raise _other_kind(directory, cls)
         from hfseq.checkpoints.config import auto_config
 
         download = {key: options[key] for key in DOWNLOAD_OPTIONS if key in options}
@@ -255,9 +257,8 @@ class RetrievalModel:
 class TextEncoder(RetrievalModel):
     """Base class of the kinds that encode queries and documents separately."""
 
-    def encode(self, sentences: Any, prompt_name: str | None = None, **options: Any) -> Any:
-        """Encodes texts. Each kind documents its arguments and its result."""
-        raise NotImplementedError
+    #: Encodes texts. Each kind has its own arguments and result.
+    encode: Any
 
     def encode_query(
         self,
@@ -351,7 +352,7 @@ class TextEncoder(RetrievalModel):
 def saved_kind(directory: SentenceDirectory) -> str | None:
     """Returns the kind of the model in a directory, or `None` if its files do not name one."""
     if directory.modules:
-        return directory.kind
+        return directory.model_type
     if not fetches_config(directory):
         return None
     architectures = directory.load("config.json").get("architectures") or []
@@ -367,17 +368,21 @@ def fetches_config(directory: SentenceDirectory) -> bool:
     return directory.fetch("config.json") is not None
 
 
-def _other_kind(
-    directory: SentenceDirectory, kind: str | None, cls: type[RetrievalModel]
-) -> CheckpointError:
-    """Returns the error for a directory with another kind of model."""
-    if kind not in KINDS:
-        return CheckpointError(
-            f"'{directory.source}' has the unknown model_type {kind!r} (known: {', '.join(KINDS)})"
-        )
-    name = RetrievalModel.kinds[kind].__name__
+def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
+    """Returns the error for a directory whose kind does not exist."""
     return CheckpointError(
-        f"'{directory.source}' contains a {kind}, which cannot be loaded as a "
-        f"{cls.config_class.kind}. Use hfseq.{name}.from_pretrained, or "
+        f"'{directory.source}' has the unknown model_type '{directory.model_type}' (known: "
+        f"{', '.join(KINDS)})"
+    )
+
+
+def _other_kind(directory: SentenceDirectory, cls: type[RetrievalModel]) -> CheckpointError:
+    """Returns the error for a directory with a kind of model other than ``cls``."""
+    if directory.model_type not in KINDS:
+        return unknown_kind(directory)
+    name = RetrievalModel.kinds[directory.model_type].__name__
+    return CheckpointError(
+        f"'{directory.source}' contains a {directory.model_type}, which cannot be loaded as a "
+        f"{cls.config_class.model_type}. Use hfseq.{name}.from_pretrained, or "
         "hfseq.RetrievalModel.from_pretrained, which loads every kind"
     )

@@ -120,7 +120,7 @@ class MultiVectorConfig(RetrievalConfig):
     #: Markers that the tokenizer must treat as one token.
     markers: tuple[str, ...] = field(default=(), compare=False)
 
-    kind: ClassVar[str] = "MultiVectorEncoder"
+    model_type: ClassVar[str] = "MultiVectorEncoder"
     default_similarity: ClassVar[str] = "maxsim"
     similarities: ClassVar[tuple[str, ...]] = ("maxsim", "meanmaxsim")
 
@@ -419,7 +419,7 @@ class MultiVectorEncoder(TextEncoder):
             architectures = directory.load("config.json").get("architectures") or []
             if "HF_ColBERT" in architectures:
                 return MultiVectorConfig.from_stanford(directory)
-        elif directory.kind == "SentenceTransformer":
+        elif directory.model_type == "SentenceTransformer":
             layers = [module for module in directory.modules if module.class_name == "Dense"]
             values = RetrievalConfig.shared_values(directory)
             values["similarity_fn_name"] = None
@@ -442,7 +442,7 @@ class MultiVectorEncoder(TextEncoder):
     ) -> MultiVectorEncoder:
         """Adds a random projection to a model without one, and registers the markers."""
         assert isinstance(config, MultiVectorConfig)
-        if not config.dense and directory.kind != cls.config_class.kind:
+        if not config.dense and directory.model_type != cls.config_class.model_type:
             config = replace(config, dense=(random_projection(model.text_config.hidden_size),))
             logger.warning(
                 "'%s' has no projection of its token vectors: a random projection to %d features "
@@ -450,7 +450,7 @@ class MultiVectorEncoder(TextEncoder):
                 *(directory.source, DEFAULT_FEATURES),
             )
         config.register_markers(tokenizer)
-        return super().build(model, tokenizer, config, directory)  # type: ignore[return-value]
+        return super().build(model, tokenizer, config, directory)
 
     def encode(
         self,

@@ -1,7 +1,6 @@
 """Exact search: the documents with the highest similarities, by matrix products.
 
-Documents with the same similarity are returned in their order. The result therefore does not depend
-on the number of devices or on the sizes of blocks.
+Documents with the same similarity are returned in their order, on any number of devices.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def pairwise_similarity(name: str, a: Any, b: Any) -> np.ndarray:
         UsageError: The name is unknown, or `a` and `b` have different lengths.
     """
     is_tokens = name in ("maxsim", "meanmaxsim")
-    rows, others = (_token_list(v) if is_tokens else _rows(v) for v in (a, b))
+    convert: Callable[[Any], Any] = _token_list if is_tokens else _rows
+    rows, others = convert(a), convert(b)
     count, other_count = (len(v) if is_tokens else v.shape[0] for v in (rows, others))
     if count != other_count:
         raise UsageError(f"pairwise similarity of {count} and {other_count} vectors")
@@ -117,9 +118,9 @@ def pairwise_similarity(name: str, a: Any, b: Any) -> np.ndarray:
             rows, others = _unit(rows), _unit(others)
         return np.asarray(rows.multiply(others).sum(axis=1), np.float32).reshape(-1)
     if name == "cosine":
-        return np.einsum("nd,nd->n", _unit(rows), _unit(others))
+        return (_unit(rows) * _unit(others)).sum(axis=1)
     if name == "dot":
-        return np.einsum("nd,nd->n", rows, others)
+        return (rows * others).sum(axis=1)
     difference = rows - others
     if name == "euclidean":
         return -np.sqrt(np.square(difference).sum(axis=1))

@@ -124,7 +124,7 @@ class SparseConfig(RetrievalConfig):
     max_active_dims: int | None = None
     query_encoder: StaticQueryEncoder | None = None
 
-    kind: ClassVar[str] = "SparseEncoder"
+    model_type: ClassVar[str] = "SparseEncoder"
     auto_class: ClassVar[str] = "ForMaskedLM"
     default_similarity: ClassVar[str] = "dot"
     similarities: ClassVar[tuple[str, ...]] = ("cosine", "dot")

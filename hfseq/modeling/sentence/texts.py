@@ -129,7 +129,7 @@ def _columns(texts: Sequence[Any], prompt: str, lower_case: bool, name: str) -> 
             of texts and another one is not.
     """
     size = 1 if not len(texts) or isinstance(texts[0], str) else 2
-    rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    rows = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in texts]
     for number, row in enumerate(rows, 1):
         if len(row) != size or not all(isinstance(text, str) for text in row):
             expected = "a text" if size == 1 else "a pair of texts, like the first one"
