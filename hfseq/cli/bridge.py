@@ -1,4 +1,4 @@
-"""`hfseq bridge`: exports models that run PyTorch's code, and measures which architectures agree."""
+"""`hfseq bridge`: exports bridged models, and compares architectures with PyTorch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str], plugin_files: Sequence[str] = (), debug: bool
         debug: Whether to show the tracebacks of errors.
     """
     words = [word for word in arguments if word != "--debug"]
-    return run_command(lambda: _run(words, plugin_files), debug=debug or len(words) < len(arguments))
+    return run_command(
+        lambda: _run(words, plugin_files), debug=debug or len(words) < len(arguments)
+    )
 
 
 def _run(words: Sequence[str], plugin_files: Sequence[str]) -> int:

@@ -43,7 +43,10 @@ NATIVE = {
     "bert": ("ForMaskedLM", SIZES),
     "roberta": ("ForMaskedLM", SIZES | {"pad_token_id": 1}),
     "electra": ("ForMaskedLM", SIZES | {"embedding_size": 16}),
-    "distilbert": ("ForMaskedLM", {"vocab_size": 64, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}),
+    "distilbert": (
+        "ForMaskedLM",
+        {"vocab_size": 64, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48},
+    ),
     "llama": ("ForCausalLM", DECODER),
     "qwen2": ("ForCausalLM", DECODER),
     "gemma2": ("ForCausalLM", DECODER | {"head_dim": 8, "sliding_window": 6}),
@@ -66,7 +69,9 @@ def example(task):
     ids = random.integers(5, 64, (2, 12)).astype(np.int32)
     if task == "ForImageClassification":
         return {"pixel_values": random.normal(size=(2, 3, 16, 16)).astype(np.float32)}
-    return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :5]} if task == "ForSeq2SeqLM" else {})
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids[:, :5]} if task == "ForSeq2SeqLM" else {}
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ SIZES = "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_s
 CLM = {"max_seq_length": None, "block_size": 32}
 SEQ2SEQ = (
     "d_model=32,encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,"
-    "decoder_attention_heads=4,encoder_ffn_dim=48,decoder_ffn_dim=48,max_position_embeddings=200"
+    "decoder_attention_heads=4,encoder_ffn_dim=48,decoder_ffn_dim=48,max_position_embeddings=200,"
+    "encoder_layerdrop=0,decoder_layerdrop=0"
 )
 
 #: The flags of each family: objective, model type, configuration, further flags.
@@ -32,7 +33,11 @@ FAMILIES = {
         f"{SIZES},num_key_value_heads=2,num_local_experts=4,max_position_embeddings=64",
         CLM,
     ),
-    "mamba": ("clm", "hidden_size=32,num_hidden_layers=2,state_size=8", CLM | {"line_by_line": True}),
+    "mamba": (
+        "clm",
+        "hidden_size=32,num_hidden_layers=2,state_size=8",
+        CLM | {"line_by_line": True},
+    ),
     "m2m_100": ("translation", SEQ2SEQ, {}),
 }
 
@@ -83,7 +88,7 @@ def transformers_name(whole):
 
 
 VISION = {
-    "deit": "hidden_size=32,intermediate_size=48,num_hidden_layers=1,num_attention_heads=4,patch_size=8",
+    "deit": f"{SIZES},patch_size=8",
     "swin": "embed_dim=16,depths=[1,1],num_heads=[2,2],window_size=4,patch_size=4",
     "mobilenet_v2": "depth_multiplier=0.25,min_depth=8,depth_divisible_by=8",
 }
@@ -143,7 +148,9 @@ def test_bridged_speech_model_trains_resumes_and_opens_in_torch(model_type, tmp_
         max_steps=4,
     )
     whole, _ = check_resume(run, step=2)
-    check_torch(whole, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")})
+    check_torch(
+        whole, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")}
+    )
     with pytest.raises(UsageError, match="apply_spec_augment"):
         run("masked", config_overrides=sizes.replace("augment=false", "augment=true"))
 

@@ -204,7 +204,9 @@ class _Exporter:
             for number, shapes in self.cache.layers.items()
         }
         for kind, new in (("prefill", length), ("decode", 1)):
-            inputs = {name: jax.ShapeDtypeStruct((batch, new), jnp.int32) for name in self.step_inputs}
+            inputs = {
+                name: jax.ShapeDtypeStruct((batch, new), jnp.int32) for name in self.step_inputs
+            }
             inputs["attention_mask"] = jax.ShapeDtypeStruct((batch, length), jnp.int32)
             file = f"{kind}-{batch}x{length}.bin"
             self._write(folder / file, self._step, (self.variables, inputs, layers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,9 @@ class Exports:
             and program.capacity >= capacity
         ]
         if not fitting:
-            sizes = sorted({(program.batch, program.capacity or program.length) for program in group})
+            sizes = sorted(
+                {(program.batch, program.capacity or program.length) for program in group}
+            )
             listed = ", ".join(f"{b} x {n}" for b, n in sizes)
             raise UsageError(
                 f"{self.folder} has no {kind} program for {batch} examples of length "
@@ -125,7 +128,7 @@ class Exports:
 def require_flatbuffers() -> None:
     """Raises a UsageError if jax cannot read and write programs."""
     with optional_import("exported programs", "flatbuffers", "hfseq[exported]"):
-        import flatbuffers  # noqa: F401
+        importlib.import_module("flatbuffers")
 
 
 @functools.cache
@@ -254,7 +257,10 @@ def _pad(value: jax.Array, lead: tuple[int, int], fill: int = 0) -> jax.Array:
 
 
 def _pad_inputs(
-    index: Mapping[str, Any], inputs: Mapping[str, Any], real: tuple[int, int], sizes: Mapping[str, int]
+    index: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    real: tuple[int, int],
+    sizes: Mapping[str, int],
 ) -> dict[str, jax.Array]:
     padded = {}
     for name, entry in index["inputs"].items():
@@ -263,7 +269,9 @@ def _pad_inputs(
             lead = [{"batch": real[0], "length": real[1]}.get(a, a) for a in entry["shape"]]
             value = jnp.full(lead, entry["default"], entry["dtype"])
         wanted = [sizes.get(axis, axis) for axis in entry["shape"]]
-        if value.ndim != len(wanted) or any(v > w for v, w in zip(value.shape, wanted, strict=True)):
+        if value.ndim != len(wanted) or any(
+            v > w for v, w in zip(value.shape, wanted, strict=True)
+        ):
             raise UsageError(
                 f"{name} has the shape {tuple(value.shape)}, and the exported program expects "
                 f"{tuple(wanted)}"
@@ -302,7 +310,9 @@ class _ExportedWeightMap(WeightMap):
             shapes,
             prefix=index["base_model_prefix"],
             aliases=index["aliases"],
-            joined={n: JoinedTensor(tuple(j["names"]), j["axis"]) for n, j in index["joined"].items()},
+            joined={
+                n: JoinedTensor(tuple(j["names"]), j["axis"]) for n, j in index["joined"].items()
+            },
             ignored=(*FlaxPreTrainedModel.ignored_weights, r"inv_freq$", r"num_batches_tracked$"),
         )
 
@@ -320,7 +330,11 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, pretrained_model_name_or_path: str | Path, *args: Any, config: Any = None, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *args: Any,
+        config: Any = None,
+        **kwargs: Any,
     ) -> Any:
         """Loads the weights and the index of the programs of a directory; see the base class.
 
@@ -338,7 +352,9 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
             location = pretrained_model_name_or_path if config is None else config
             config = cls.config_class.from_pretrained(location)
         config.bridge_exports = exports
-        return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        return super().from_pretrained(
+            pretrained_model_name_or_path, *args, config=config, **kwargs
+        )
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> WeightMap:
         return _ExportedWeightMap(shapes, self.config.bridge_exports.index)
@@ -409,7 +425,9 @@ class _ExportedGeneration(CausalGeneration):
         layers = {}
         for number, shapes in index["cache"]["layers"].items():
             layers[number] = {
-                name: jnp.zeros((size.batch_size, size.max_length, *shape[2:]), index["cache"]["dtype"])
+                name: jnp.zeros(
+                    (size.batch_size, size.max_length, *shape[2:]), index["cache"]["dtype"]
+                )
                 for name, shape in shapes.items()
             } | {"cache_index": jnp.zeros((), jnp.int32)}
         return {CACHE: layers}

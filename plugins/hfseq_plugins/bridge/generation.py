@@ -5,8 +5,8 @@ once:
 
 * keys and values of each layer, in buffers of a fixed length;
 * the states of linear-attention and state-space layers;
-* a history of all tokens, with which each step runs the model on the whole sequence. This is slower,
-  but every causal model supports it.
+* a history of all tokens, with which each step runs the model on the whole sequence. This is
+  slower, but every causal model supports it.
 
 Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
 """
@@ -290,7 +290,11 @@ def _run_on_states(
         new_ids, is_real = token
         layers = {number: _linear_layer(entry) for number, entry in states.items()}
         output = run(
-            {"input_ids": new_ids[:, None], "cache": Cache(layers=[*layers.values()]), "use_cache": True}
+            {
+                "input_ids": new_ids[:, None],
+                "cache": Cache(layers=[*layers.values()]),
+                "use_cache": True,
+            }
         )
         new_states = {}
         for number, old in states.items():
@@ -467,7 +471,9 @@ def generation_mixin(
 
     signature = inspect.signature(base)
     parameters = list(signature.parameters.values())[:-1]
-    parameters += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in media]
+    parameters += [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in media
+    ]
     prepare.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     content = {"prepare_inputs_for_generation": prepare, "__module__": __name__}
     return (type("BridgedMediaGeneration", (BridgedCausalGeneration,), content),)

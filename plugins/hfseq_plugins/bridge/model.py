@@ -443,7 +443,9 @@ def _run_encoder(module: Any, **inputs: Any) -> Any:
 def input_names(class_name: str) -> tuple[str, ...]:
     """Returns the inputs of a PyTorch class that are arrays, in hfseq's order."""
     names = forward_signature(_torch_class(class_name)).parameters
-    inputs = [n for n in names if n not in (*_NOT_INPUTS, *_OPTIONS) and not n.startswith("logits_")]
+    inputs = [
+        n for n in names if n not in (*_NOT_INPUTS, *_OPTIONS) and not n.startswith("logits_")
+    ]
     first = [name for name in _TEXT_INPUTS if name in inputs]
     return tuple(dict.fromkeys([*first, *inputs]))
 
@@ -487,7 +489,8 @@ def bridged_class(class_name: str) -> type[FlaxBridgedPreTrainedModel]:
         "config_class": torch_class.config_class,
         "module_class": module_class,
         "base_model_prefix": torch_class.base_model_prefix or "",
-        "main_input_name": names[0] if torch_class.main_input_name not in names
+        "main_input_name": names[0]
+        if torch_class.main_input_name not in names
         else torch_class.main_input_name,
         "weight_aliases": {a: n for a, n in ties.items() if a.replace(".", "_").isidentifier()}
         if isinstance(ties, dict)

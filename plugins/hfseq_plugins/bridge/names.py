@@ -84,9 +84,7 @@ class FileNames:
             module_name = apply_renamings(name, self._renamings)
             target, pattern = apply_converters(module_name, self._other_converters)
             if pattern is not None:
-                converter = next(
-                    c for c in self._other_converters if pattern in c.source_patterns
-                )
+                converter = next(c for c in self._other_converters if pattern in c.source_patterns)
                 sources = groups.setdefault(target, (converter, {}))[1]
                 sources.setdefault(pattern, []).append((module_name, tensor))
                 continue
@@ -115,7 +113,9 @@ def _joined_tensor(converter: WeightConverter) -> JoinedTensor | None:
     if stacked and converter.operations[0].dim != 0:  # type: ignore[attr-defined]
         return None
     sources = [pattern.lstrip(".^").replace("\\.", ".") for pattern in converter.source_patterns]
-    if any(source.count("*") != int(stacked) or set("()[]|+?\\$") & {*source} for source in sources):
+    if any(
+        source.count("*") != int(stacked) or set("()[]|+?\\$") & {*source} for source in sources
+    ):
         return None
     axis = converter.operations[-1].dim - stacked if kinds[-1] is Concatenate else 0  # type: ignore[attr-defined]
     return JoinedTensor(tuple(source.replace("*", "{}") for source in sources), axis)
@@ -156,12 +156,12 @@ def _run(
         for name, tensor in tensors:
             dtype = tensor.dtype
             array = np.array(tensor.read(...), np.float32)
-            converter.add_tensor(target, name, pattern, torch.from_numpy(array))
+            converter.add_tensor(target, name, pattern, torch.from_numpy(array))  # type: ignore[arg-type]
     results = {}
     for name, value in converter.convert(target).items():
         value = value[0] if isinstance(value, list) else value
         values = np.ascontiguousarray(value.numpy())
-        results[name] = Tensor(values.shape, dtype, lambda index, values=values: values[index])
+        results[name] = Tensor(values.shape, dtype, values.__getitem__)
     return results
 
 

@@ -96,7 +96,9 @@ class Structure:
         except ImportError as error:
             package = re.search(r"requires? the (\w+) library", str(error))
             remedy = f": pip install {package[1]}" if package else f" ({first_line(error)})"
-            raise UsageError(f"{class_name} needs a package that is not installed{remedy}") from error
+            raise UsageError(
+                f"{class_name} needs a package that is not installed{remedy}"
+            ) from error
         except Exception as error:
             raise UsageError(
                 f"PyTorch's {class_name} cannot be built with this configuration: "
@@ -247,7 +249,9 @@ def _rates(values: Any) -> list[float]:
         return []
     rates = [rate for value in values.values() for rate in _rates(value)]
     for name, value in values.items():
-        is_rate = "drop" in str(name) and isinstance(value, float | int) and not isinstance(value, bool)
+        is_rate = (
+            "drop" in str(name) and isinstance(value, float | int) and not isinstance(value, bool)
+        )
         if is_rate and math.isfinite(value):
             rates.append(float(value))
     return rates
