@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -84,6 +84,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return func.decompose(*args, **kwargs)
     if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
         return args[0].item()
+    if str(func).split(".")[1] in _SHAPES_FROM_VALUES:
+        raise value_needed(str(func))
     raise UnsupportedModel(
         f"the operator {func} has no translation to jax",
         operator=str(func),
@@ -106,6 +108,11 @@ def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         args[3].node.write(results[3])
         args[4].node.write(results[4])
     return tuple(from_array(result) for result in results[:3])
+
+
+_SHAPES_FROM_VALUES = frozenset(
+    {"nonzero", "masked_select", "unique_consecutive", "_unique2", "unique_dim", "argwhere"}
+)
 
 
 def value_needed(name: str) -> UnsupportedModel:
@@ -152,7 +159,7 @@ def _constant(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    return core_aten_decompositions()
+    return {**decomposition_table, **core_aten_decompositions()}
 
 
 def _run_constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -385,8 +392,8 @@ def _as_view(
 def _change_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `squeeze_` and other operators that change the shape of a tensor in place."""
     tensor = args[0]
-    name = str(func)
-    packet, _, overload = name.removeprefix("aten.").partition(".")
+    packet, _, overload = str(func).removeprefix("aten.").partition(".")
+    overload = "int" if packet == "transpose_" else overload
     functional = getattr(getattr(torch.ops.aten, packet.removesuffix("_")), overload)
     constant = tensor.node.constant
     tensor.node = _view_node(functional, args, kwargs, None)

@@ -152,7 +152,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cohere_compass": {"text_config.layer_types": ["sliding_attention", "full_attention"]},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
     "csm": {"codec_config.upsample_groups": 32},
-    "dbrx": {"attn_config.rope_theta": 10000.0},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "donut-swin": _SWIN,
     "swin": _SWIN,
     "efficientnet": _EFFICIENTNET,

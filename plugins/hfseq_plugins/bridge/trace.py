@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hfseq import nn
 from hfseq.errors import WeightsError
-from hfseq_plugins.bridge import state
+from hfseq_plugins.bridge import replacements, state
 from hfseq_plugins.bridge.dispatch import BridgeMode
 from hfseq_plugins.bridge.dtypes import JAX_DTYPES, torch_tensor
 from hfseq_plugins.bridge.refusals import UnsupportedModel
@@ -87,6 +87,9 @@ def call(
     clone = _clone(module, tensors)
     for part in clone.modules():
         part.training = train
+        if type(part).__name__ in replacements.FORWARDS:
+            forward = replacements.FORWARDS[type(part).__name__]
+            part.forward = functools.partial(forward, part)
         if gradient_checkpointing and isinstance(part, GradientCheckpointingLayer):
             part.forward = functools.partial(_recompute, part.forward)
     for path, layer in (layers or {}).items():
