@@ -179,6 +179,9 @@ class BridgedModule(nnx.Module):
                 if jnp.issubdtype(value.dtype, jnp.floating):
                     arguments[name] = value.astype(dtype)
         tensors, layers = self.tensors()
+        adapted = {n: f for n, f in layers.items() if getattr(f, "lora", None) is not None}
+        called: set[str] = set()
+        layers |= {n: _recording(f, called, n) for n, f in adapted.items()}
         values, buffers = trace.call(
             structure.module,
             tensors,
@@ -190,11 +193,27 @@ class BridgedModule(nnx.Module):
             make_output=_output,
             **options,
         )
+        if unused := sorted(adapted.keys() - called) if "function" not in options else []:
+            logger.warning(
+                "the adapters of %s have no effect in this call, because PyTorch's code does not "
+                "call these layers as modules",
+                ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else ""),
+            )
         for name, value in buffers.items():
             if name in structure.buffer_paths and call_options.train:
                 variable = self._variable(structure.buffer_paths[name])
                 variable.set_value(jax.lax.stop_gradient(value).astype(variable[...].dtype))
         return values if isinstance(values, outputs.FlaxModelOutput) else _plain_output(values)
+
+
+def _recording(layer: trace.Layer, called: set[str], name: str) -> trace.Layer:
+    """Returns a layer that adds its name to `called`."""
+
+    def call(x: jax.Array) -> jax.Array:
+        called.add(name)
+        return layer(x)
+
+    return call
 
 
 def _lookup(layer: nn.Embed, padding_idx: int | None) -> Callable[[jax.Array], jax.Array]:
@@ -446,7 +465,9 @@ def input_names(class_name: str) -> tuple[str, ...]:
     inputs = [
         n for n in names if n not in (*_NOT_INPUTS, *_OPTIONS) and not n.startswith("logits_")
     ]
-    first = [name for name in _TEXT_INPUTS if name in inputs]
+    main = getattr(_torch_class(class_name), "main_input_name", None)
+    first = [name for name in (main, *_TEXT_INPUTS) if name in inputs and main == "input_ids"]
+    first = first or [name for name in inputs if name == main]
     return tuple(dict.fromkeys([*first, *inputs]))
 
 
