@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +16,15 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS
 
 from hfseq import nn
 from hfseq_plugins.bridge import state, trace
+from hfseq_plugins.bridge.dtypes import numpy_array
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.structure import Structure
 from hfseq_plugins.bridge.tensor import JaxTensor, from_array
 
 logger = logging.getLogger("hfseq")
+
+#: Maximum number of parameters of a PyTorch model that is constructed for its initial values.
+MAX_CONSTRUCTED = 300_000_000
 
 
 def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]:
@@ -33,7 +39,7 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
     """
     shapes = {name: tuple(p.shape) for name, p in structure.module.named_parameters()}
     try:
-        return _draw(structure, shapes)(key)
+        values = _draw(structure, shapes)(key)
     except UnsupportedModel as error:
         scale = getattr(structure.module.config, "initializer_range", 0.02)
         logger.warning(
@@ -45,6 +51,38 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
             scale,
         )
         return _default_values(shapes, scale, key)
+    missing = {name: shape for name, shape in shapes.items() if name not in values}
+    return values | _constructed_values(structure, missing, key) if missing else values
+
+
+def _constructed_values(
+    structure: Structure, shapes: Mapping[str, tuple[int, ...]], key: jax.Array
+) -> dict[str, jax.Array]:
+    """Returns the values of parameters that only the constructors of PyTorch's modules set.
+
+    Args:
+        structure: The structure of the model.
+        shapes: The shapes of these parameters by name.
+        key: A PRNG key for models that are too large to be constructed.
+    """
+    size = sum(math.prod(shape) for shape in structure.shapes.values())
+    if size > MAX_CONSTRUCTED:
+        logger.warning(
+            "%s initializes these parameters in its constructor, which is not run for a model with "
+            "%d parameters, so they are drawn from a normal distribution: %s",
+            type(structure.module).__name__,
+            size,
+            ", ".join(sorted(shapes)[:5]),
+        )
+        return _default_values(shapes, 0.02, key)
+    if structure.constructed is None:
+        model_class: Any = type(structure.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = model_class._from_config(copy.deepcopy(structure.module.config))
+        parameters = dict(module.named_parameters())
+        structure.constructed = {n: numpy_array(parameters[n].detach()) for n in shapes}
+    return {name: jnp.asarray(value) for name, value in structure.constructed.items()}
 
 
 def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
@@ -93,7 +131,11 @@ def _initialize(module: Any) -> dict[str, Any]:
     for part in module.modules():
         vars(part).pop("_is_hf_initialized", None)
     module.initialize_weights()
-    return dict(module.named_parameters())
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if not isinstance(parameter, JaxTensor) or parameter.node.root.version > 0
+    }
 
 
 def _default_values(

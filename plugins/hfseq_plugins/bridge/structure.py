@@ -85,6 +85,8 @@ class Structure:
 
     #: The compiled initialization (hfseq_plugins.bridge.initialization).
     initialize: Any = None
+    #: Initial values that only PyTorch's constructors set, by name.
+    constructed: dict[str, np.ndarray] | None = None
     #: The cache of generation (hfseq_plugins.bridge.generation).
     cache_plan: Any = None
 
