@@ -65,11 +65,12 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _finish(func, args, kwargs, random.draw(func, args, kwargs))
     if func in _BATCH_NORMS:
         return _batch_norm(func, args, kwargs)
-    if func.is_view:
+    if func.is_view and not _is_composite(func):
         return _view(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _change_shape(func, args, kwargs)
-    operator = _find(func)
+    # Composite operators such as `to` and `reshape` are views of their input or not.
+    operator = None if func.is_view else _find(func)
     if operator is not None:
         return _finish(func, args, kwargs, _call(operator, func, args, kwargs))
     decomposition = _decompositions().get(func)
@@ -78,9 +79,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "CompositeImplicitAutograd"
-        ):
+        if _is_composite(func):
             return func.decompose(*args, **kwargs)
     if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
         return args[0].item()
@@ -123,6 +122,12 @@ def value_needed(name: str) -> UnsupportedModel:
         operator=name,
         solution="The model needs a native implementation, or another formulation in PyTorch",
     )
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Returns whether PyTorch defines an operator by other operators."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def _collect(values: Any, tensors: list[torch.Tensor]) -> None:
@@ -236,6 +241,7 @@ def _call(
         args = _promote(operator, args)
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     arrays = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, args)
+    arrays = [JAX_DTYPES.get(x, x) if isinstance(x, torch.dtype) else x for x in arrays]
     options = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, kwargs)
     for name in ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"):
         options.pop(name, None)

@@ -423,6 +423,9 @@ INPUTS: dict[str, Inputs] = {
     "videomae": _video(16),
     "vivit": _video(32),
     "vjepa2": _video(2, name="pixel_values_videos"),
+    "univnet": lambda config, random: {
+        "noise_sequence": _normal(random, 2, 64, config.model_in_channels)
+    },
     "vilt": _text_and_image(),
     "vit_mae": lambda config, random: {"noise": _normal(random, 2, 16)},
     "udop": lambda config, random: {"bbox": np.abs(_normal(random, 2, 16, 4)) % 1},
