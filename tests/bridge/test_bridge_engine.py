@@ -129,7 +129,9 @@ def test_writes_and_views_equal_pytorch(function):
         assert jnp.issubdtype(a.dtype, jnp.floating) == b.is_floating_point()
         assert (a.dtype == jnp.bfloat16) == (b.dtype == torch.bfloat16)
         b = b.float().numpy()
-        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=0.05 if a.dtype == jnp.bfloat16 else 1e-5)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), b, atol=0.05 if a.dtype == jnp.bfloat16 else 1e-5
+        )
 
 
 def test_buffers_are_returned_and_modules_stay_unchanged():
@@ -155,9 +157,9 @@ def test_gradients_stop_where_pytorch_stops_them():
 
     module = Module(forward)
     forward(module, torch.from_numpy(X)).backward()
-    gradient = jax.grad(
-        lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0]
-    )(jnp.asarray(module.weight.detach()))
+    gradient = jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])(
+        jnp.asarray(module.weight.detach())
+    )
     np.testing.assert_allclose(gradient, module.weight.grad, rtol=1e-6)
 
 
@@ -288,7 +290,11 @@ def test_transformers_is_unchanged_outside_of_calls(mistral):
     rows = torch.nn.functional.dropout.__code__, torch.Tensor.tolist, torch.Tensor.__bool__
     bridged.outputs(bridged.tensors, bridged.arrays)
     assert torch.equal(before, model(**options).last_hidden_state)
-    assert rows == (torch.nn.functional.dropout.__code__, torch.Tensor.tolist, torch.Tensor.__bool__)
+    assert rows == (
+        torch.nn.functional.dropout.__code__,
+        torch.Tensor.tolist,
+        torch.Tensor.__bool__,
+    )
     assert model.config._attn_implementation != "hfseq"
     assert type(torch.zeros(2) + 1) is torch.Tensor
 
@@ -345,9 +351,7 @@ def test_packed_rows_equal_separate_rows(mistral):
     segments = jnp.asarray([[1] * 10 + [2] * 6])
 
     def hidden(inputs, segment_ids=None):
-        outputs, _ = trace.call(
-            bridged.module, bridged.tensors, inputs, segment_ids=segment_ids
-        )
+        outputs, _ = trace.call(bridged.module, bridged.tensors, inputs, segment_ids=segment_ids)
         return outputs["last_hidden_state"][0]
 
     packed = hidden({"input_ids": ids[:1], "position_ids": positions}, segments)

@@ -56,8 +56,8 @@ def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path)
     first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("native", "bridged"))
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    written = json.loads((tmp_path / "bridged" / "config.json").read_text())
-    assert written["architectures"] == [native.torch_class_name()]
+    saved_config = json.loads((tmp_path / "bridged" / "config.json").read_text())
+    assert saved_config["architectures"] == [native.torch_class_name()]
 
 
 def test_auto_prefers_the_native_class():

@@ -59,32 +59,32 @@ def test_bridged_family_trains_resumes_and_opens_in_torch(model_type, train):
             **(options | changes),
         )
 
-    whole, _ = check_resume(run)
-    assert whole.run.model.structure.module is not None
-    auto_class = getattr(transformers, f"AutoModel{whole.run.objective.auto_class}")
-    reference = auto_class.from_pretrained(whole.folder).eval()
+    uninterrupted, _ = check_resume(run)
+    assert uninterrupted.run.model.structure.module is not None
+    auto_class = getattr(transformers, f"AutoModel{uninterrupted.run.objective.auto_class}")
+    reference = auto_class.from_pretrained(uninterrupted.folder).eval()
     ids = np.random.default_rng(0).integers(5, 200, (2, 12)).astype(np.int32)
     inputs = {"input_ids": ids}
     if reference.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids[:, :6]
     with torch.no_grad():
         expected = reference(**{n: torch.from_numpy(x).long() for n, x in inputs.items()}).logits
-    model = type(whole.run.model).from_pretrained(whole.folder)
+    model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=2e-5)
 
 
-def check_torch(whole, inputs):
+def check_torch(uninterrupted, inputs):
     """Asserts that PyTorch opens the output directory of a run and computes the same logits."""
-    auto_class = getattr(transformers, transformers_name(whole))
-    reference = auto_class.from_pretrained(whole.folder).eval()
+    auto_class = getattr(transformers, transformers_name(uninterrupted))
+    reference = auto_class.from_pretrained(uninterrupted.folder).eval()
     with torch.no_grad():
         expected = reference(**{n: torch.from_numpy(x) for n, x in inputs.items()}).logits
-    model = type(whole.run.model).from_pretrained(whole.folder)
+    model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=3e-5)
 
 
-def transformers_name(whole):
-    return whole.run.model.torch_class_name()
+def transformers_name(uninterrupted):
+    return uninterrupted.run.model.torch_class_name()
 
 
 VISION = {
@@ -114,9 +114,9 @@ def test_bridged_image_classifier_trains_resumes_and_opens_in_torch(model_type, 
         global_batch_size=8,
         max_steps=4,
     )
-    whole, _ = check_resume(run, step=2)
+    uninterrupted, _ = check_resume(run, step=2)
     pixels = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
-    check_torch(whole, {"pixel_values": pixels})
+    check_torch(uninterrupted, {"pixel_values": pixels})
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def test_bridged_speech_model_trains_resumes_and_opens_in_torch(model_type, tmp_
         global_batch_size=8,
         max_steps=4,
     )
-    whole, _ = check_resume(run, step=2)
+    uninterrupted, _ = check_resume(run, step=2)
     check_torch(
-        whole, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")}
+        uninterrupted, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")}
     )
     with pytest.raises(UsageError, match="apply_spec_augment"):
         run("masked", config_overrides=sizes.replace("augment=false", "augment=true"))
@@ -190,9 +190,9 @@ def test_bridged_captioner_trains_resumes_and_opens_in_torch(tmp_path):
         max_steps=4,
         generation_batch_size=8,
     )
-    whole, resumed = check_resume(run, step=2)
-    assert whole.metrics["eval_rouge1"] == resumed.metrics["eval_rouge1"]
-    reference = transformers.GitForCausalLM.from_pretrained(whole.folder).eval()
+    uninterrupted, resumed = check_resume(run, step=2)
+    assert uninterrupted.metrics["eval_rouge1"] == resumed.metrics["eval_rouge1"]
+    reference = transformers.GitForCausalLM.from_pretrained(uninterrupted.folder).eval()
     random = np.random.default_rng(0)
     ids = random.integers(5, 300, (2, 6)).astype(np.int32)
     pixels = random.normal(size=(2, 3, 8, 8)).astype(np.float32)
@@ -200,6 +200,6 @@ def test_bridged_captioner_trains_resumes_and_opens_in_torch(tmp_path):
         expected = reference(
             input_ids=torch.from_numpy(ids).long(), pixel_values=torch.from_numpy(pixels)
         ).logits
-    trained = type(whole.run.model).from_pretrained(whole.folder)
+    trained = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     logits = trained(input_ids=ids, pixel_values=pixels).logits
     np.testing.assert_allclose(logits, expected.numpy(), atol=3e-5)
