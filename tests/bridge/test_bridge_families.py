@@ -190,6 +190,9 @@ def test_lora_on_a_bridged_model_is_read_by_peft_names(tmp_path):
 
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    quantized = adapted.quantize(params, "int8")
+    exact = adapted(ids, params=params).logits
+    assert 0 < np.abs(adapted(ids, params=quantized).logits - exact).max() < 0.05
     merged = adapted.merge_adapter(params)
     np.testing.assert_allclose(merged(ids).logits, adapted(ids, params=params).logits, atol=1e-5)
 

@@ -125,7 +125,8 @@ class BridgedModule(nnx.Module):
                     value = value[tuple(slice(size) for size in shape)]
                 if name in structure.frozen:
                     value = jax.lax.stop_gradient(value)
-                tensors[name] = value if dtype is None else value.astype(dtype)
+                is_float = jnp.issubdtype(value.dtype, jnp.floating)
+                tensors[name] = value.astype(dtype) if dtype is not None and is_float else value
             if layer.layer_type in ("linear", "conv1d", "layer_norm"):
                 layers[layer.name] = module
             elif layer.layer_type == "embedding":
