@@ -27,7 +27,7 @@ SIZES = {
     "max_position_embeddings": 40,
     "pad_token_id": 0,
 }
-DECODER = SIZES | {"num_key_value_heads": 2}
+DECODER = SIZES | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 SEQ2SEQ = {
     "vocab_size": 64,
     "d_model": 32,
@@ -89,7 +89,7 @@ def test_native_family_has_the_same_outputs_through_the_bridge(model_type, tmp_p
 
 
 GENERATORS = {
-    "olmo2": ("Olmo2ForCausalLM", transformers.Olmo2Config(**DECODER, eos_token_id=None)),
+    "olmo2": ("Olmo2ForCausalLM", transformers.Olmo2Config(**DECODER)),
     "mamba": (
         "MambaForCausalLM",
         transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8),
