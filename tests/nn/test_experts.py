@@ -96,9 +96,7 @@ def test_result_does_not_depend_on_other_tokens_or_the_order():
     whole = mixture(jnp.asarray(index), **single)
     order = np.random.default_rng(0).permutation(TOKENS)[:9]
     part = dict(single, x=single["x"][order], weights=single["weights"][order])
-    np.testing.assert_allclose(
-        mixture(jnp.asarray(index[order]), **part), whole[order], atol=1e-5
-    )
+    np.testing.assert_allclose(mixture(jnp.asarray(index[order]), **part), whole[order], atol=1e-5)
 
 
 def test_mixture_runs_under_vmap_and_in_bfloat16():

@@ -103,7 +103,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--types", nargs="+", metavar="TYPE", help="Model types. Default: all of Transformers."
     )
     parser.add_argument(
-        "--shard", metavar="I/N", default="1/1", help="Compare only the I-th of N parts of the types."
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="Compare only the I-th of N parts of the types.",
     )
     parser.add_argument(
         "--output",
@@ -168,8 +171,9 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
     Raises:
         UsageError: A type does not exist, or the shard is not "I/N".
     """
-    from hfseq.errors import did_you_mean
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    from hfseq.errors import did_you_mean
 
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -310,8 +314,7 @@ def summary(results: Sequence[Result]) -> list[str]:
         f"{len(results)} model types. Tiny models of {len(runs)} of them run in PyTorch.",
         f"The forward pass agrees for {forward} of {len(runs)} "
         f"({100 * forward / len(runs):.1f} %).",
-        f"The gradients agree for {gradient} of {len(runs)} "
-        f"({100 * gradient / len(runs):.1f} %).",
+        f"The gradients agree for {gradient} of {len(runs)} ({100 * gradient / len(runs):.1f} %).",
     ]
 
 
@@ -322,7 +325,8 @@ def table(results: Sequence[Result]) -> str:
 
     version = torch.__version__.partition("+")[0]
     lines = [
-        f"Transformers {transformers.__version__}, PyTorch {version}. " + " ".join(summary(results)),
+        f"Transformers {transformers.__version__}, PyTorch {version}. "
+        + " ".join(summary(results)),
         "",
     ]
     ordered = sorted(results, key=lambda result: result.model_type)

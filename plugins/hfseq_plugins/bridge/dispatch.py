@@ -8,6 +8,7 @@ node of their tensor.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hfseq.errors import HfseqError
 from hfseq_plugins.bridge import random
@@ -92,7 +93,10 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-_BATCH_NORMS = (torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit.default)
+_BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+)
 
 
 def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,8 +173,10 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _run_constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator in PyTorch and wraps its results as constants."""
-    constants = _map(_constant, args)
-    results = func(*constants, **_map(_constant, kwargs))
+    # Decompositions enter a second mode, so the outer one would otherwise wrap the results.
+    is_nested = torch._C._len_torch_dispatch_stack() > 0
+    with _disable_current_modes() if is_nested else contextlib.nullcontext():
+        results = func(*_map(_constant, args), **_map(_constant, kwargs))
     if torch.Tag.inplace_view in func.tags:
         if isinstance(args[0], JaxTensor):
             return _change_shape(func, args, kwargs)
@@ -229,9 +235,7 @@ def _find(func: Any) -> Operator | None:
     return operator
 
 
-def _call(
-    operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _call(operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an entry of the table with arrays.
 
     Returns:

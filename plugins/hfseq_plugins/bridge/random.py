@@ -40,11 +40,15 @@ def _bernoulli(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: Any = 0.5) 
     return jax.random.bernoulli(_key(keys), p, shape).astype(dtype)
 
 
-def _uniform(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, low: Any = 0.0, high: Any = 1.0) -> jax.Array:
+def _uniform(
+    keys: nn.Keys, shape: tuple[int, ...], dtype: Any, low: Any = 0.0, high: Any = 1.0
+) -> jax.Array:
     return jax.random.uniform(_key(keys), shape, dtype, low, high)
 
 
-def _normal(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, mean: Any = 0.0, std: Any = 1.0) -> jax.Array:
+def _normal(
+    keys: nn.Keys, shape: tuple[int, ...], dtype: Any, mean: Any = 0.0, std: Any = 1.0
+) -> jax.Array:
     return mean + std * jax.random.normal(_key(keys), shape, dtype)
 
 
@@ -60,7 +64,9 @@ def _permutation(keys: nn.Keys, shape: tuple[int, ...], dtype: Any) -> jax.Array
     return jax.random.permutation(_key(keys), shape[0]).astype(dtype)
 
 
-def _categories(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: jax.Array, replace: bool) -> jax.Array:
+def _categories(
+    keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: jax.Array, replace: bool
+) -> jax.Array:
     scores = jnp.log(p)
     if replace:
         samples = jax.random.categorical(_key(keys), scores, shape=(shape[-1], *p.shape[:-1]))
@@ -69,7 +75,9 @@ def _categories(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: jax.Array,
     return jax.lax.top_k(scores + noise, shape[-1])[1].astype(dtype)
 
 
-def _sizes(func: str, args: tuple[Any, ...]) -> tuple[Sampler, tuple[int, ...], tuple[Any, ...]] | None:
+def _sizes(
+    func: str, args: tuple[Any, ...]
+) -> tuple[Sampler, tuple[int, ...], tuple[Any, ...]] | None:
     """Returns the sampler, the shape and the remaining arguments of an operator."""
     name = func.split(".")[1]
     if name in ("rand", "randn"):
@@ -98,7 +106,11 @@ def _sizes(func: str, args: tuple[Any, ...]) -> tuple[Sampler, tuple[int, ...], 
     if name == "multinomial":
         shape = (*args[0].shape[:-1], args[1])
         return _categories, tuple(shape), (args[0], len(args) > 2 and args[2])
-    if func in ("aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor"):
+    if func in (
+        "aten.normal.Tensor_Tensor",
+        "aten.normal.Tensor_float",
+        "aten.normal.float_Tensor",
+    ):
         shape = torch.broadcast_shapes(*(x.shape for x in args[:2] if isinstance(x, torch.Tensor)))
         return _normal, tuple(shape), tuple(args[:2])
     return None
@@ -143,7 +155,9 @@ def draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = tuple(x.array if isinstance(x, JaxTensor) else x for x in options)
     named = {"mean", "std", "p", "lambd", "from", "to"} & set(kwargs)
     if named and not options:
-        options = tuple(kwargs[n] for n in ("mean", "from", "p", "lambd", "std", "to") if n in kwargs)
+        options = tuple(
+            kwargs[n] for n in ("mean", "from", "p", "lambd", "std", "to") if n in kwargs
+        )
     return sampler(keys, shape, JAX_DTYPES[torch_dtype], *options)
 
 

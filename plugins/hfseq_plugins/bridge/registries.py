@@ -31,7 +31,14 @@ _ATTENTION_ARGUMENTS = {
 }
 #: Arguments that some models pass to every attention function, and that no result depends on.
 _IGNORED_ARGUMENTS = {
-    *("position_ids", "output_hidden_states", "return_dict", "use_cache", "cache", "cache_position"),
+    *(
+        "position_ids",
+        "output_hidden_states",
+        "return_dict",
+        "use_cache",
+        "cache",
+        "cache_position",
+    ),
     *("position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     *("tgt_len", "src_len", "position_embeddings_global", "layer_idx", "token_type_ids", "labels"),
     *("num_items_in_batch", "output_router_logits", "deterministic", "mm_token_type_ids"),
@@ -119,9 +126,7 @@ def attention(
             kwargs["softcap"] = softcap
         if position_bias is not None:
             kwargs["position_bias"] = position_bias
-        return own(
-            module, query, key, value, additive, scaling=scaling, dropout=dropout, **kwargs
-        )
+        return own(module, query, key, value, additive, scaling=scaling, dropout=dropout, **kwargs)
     unknown = extra - _IGNORED_ARGUMENTS - _ATTENTION_ARGUMENTS
     if unknown:
         names = ", ".join(sorted(unknown))

@@ -1,10 +1,10 @@
 """Tensors of PyTorch that hold jax arrays.
 
-`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values are
-in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array, such
-as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that refers to
-its base, and a write to any of them changes what all others read. jax arrays themselves are never
-changed.
+`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values
+are in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array,
+such as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that
+refers to its base, and a write to any of them changes what all others read. jax arrays themselves
+are never changed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,17 @@ class Node:
         scope: The scope in which the node was created.
     """
 
-    __slots__ = ("apply", "cached", "constant", "parent", "put", "root", "scope", "value", "version")
+    __slots__ = (
+        "apply",
+        "cached",
+        "constant",
+        "parent",
+        "put",
+        "root",
+        "scope",
+        "value",
+        "version",
+    )
 
     def __init__(
         self,
@@ -294,9 +304,11 @@ def from_constant(tensor: torch.Tensor) -> JaxTensor:
 def as_arrays(tree: Any) -> Any:
     """Replaces all tensors in a tree of PyTorch by jax arrays."""
     return torch.utils._pytree.tree_map(
-        lambda x: (x if isinstance(x, JaxTensor) else from_constant(x)).array
-        if isinstance(x, torch.Tensor)
-        else x,
+        lambda x: (
+            (x if isinstance(x, JaxTensor) else from_constant(x)).array
+            if isinstance(x, torch.Tensor)
+            else x
+        ),
         tree,
     )
 

@@ -1,7 +1,7 @@
 """Tiny models and inputs for the model types of Transformers.
 
-Most configurations follow from rules about the names of their attributes. `tiny_sizes` has the sizes
-and inputs of the other types. Facts about valid sizes are from Transformers' own tests.
+Most configurations follow from rules about the names of their attributes. `tiny_sizes` has the
+sizes and inputs of the other types. Facts about valid sizes are from Transformers' own tests.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ RULES: tuple[tuple[str, int], ...] = tuple(
         (r"^mm_tokens_per_image$", 4),
         (r"^(state_size|mamba_d_state|ssm_state_size|d_state)$", 8),
         (r"^(chunk_size|mamba_chunk_size|block_size|local_chunk_length|lsh_attn_chunk_length)$", 8),
-        (r"^(sliding_window|attention_window|local_attention|window_size|attention_chunk_size)$", 8),
+        (
+            r"^(sliding_window|attention_window|local_attention|window_size|attention_chunk_size)$",
+            8,
+        ),
         (r"^(num_mel_bins|feature_size|input_feat_per_channel)$", 16),
         (r"^(num_conv_pos_embeddings|conv_pos|conv_kernel_size_pos)$", 16),
         (r"^num_conv_pos_embedding_groups$", 2),
@@ -291,7 +294,9 @@ def _automatic_inputs(
         or (hasattr(config, "vision_config") and re.match(two_towers, type(model).__name__))
     ):
         size = getattr(vision, "image_size", 32)
-        height, width = (size, size) if isinstance(size, int) else (tuple(size or ()) or (32, 32))[:2]
+        height, width = (
+            (size, size) if isinstance(size, int) else (tuple(size or ()) or (32, 32))[:2]
+        )
         channels = getattr(vision, "num_channels", 3)
         inputs["pixel_values"] = normal(random, rows, channels, height, width)
     if main == "input_values":
@@ -308,7 +313,9 @@ def _automatic_inputs(
     return inputs
 
 
-def _patches(config: PreTrainedConfig, random: np.random.Generator, name: str, rows: int) -> dict[str, Any]:
+def _patches(
+    config: PreTrainedConfig, random: np.random.Generator, name: str, rows: int
+) -> dict[str, Any]:
     """Returns the patches of images of 4 x 4 patches, as one sequence."""
     size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[-1]
     channels = getattr(config, "in_channels", getattr(config, "num_channels", 3))

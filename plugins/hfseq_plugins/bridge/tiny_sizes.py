@@ -340,7 +340,9 @@ INPUTS: dict[str, Inputs] = {
     "smolvlm_vision": _images,
     "glmasr_encoder": _mel(16, 64),
     "granite_speech5_ctc": lambda config, random: {"input_features": _normal(random, 2, 32, 64)},
-    "granite_speech5_encoder": lambda config, random: {"input_features": _normal(random, 2, 32, 64)},
+    "granite_speech5_encoder": lambda config, random: {
+        "input_features": _normal(random, 2, 32, 64)
+    },
     "kyutai_speech_to_text": lambda config, random: {
         "input_ids": _tokens(random, 2, 16, config.num_codebooks + 1)
     },
@@ -429,7 +431,10 @@ INPUTS: dict[str, Inputs] = {
     "vilt": _text_and_image(),
     "vit_mae": lambda config, random: {"noise": _normal(random, 2, 16)},
     "udop": lambda config, random: {"bbox": np.abs(_normal(random, 2, 16, 4)) % 1},
-    "xclip": lambda config, random: {**_text(random), "pixel_values": _normal(random, 2, 8, 3, 32, 32)},
+    "xclip": lambda config, random: {
+        **_text(random),
+        "pixel_values": _normal(random, 2, 8, 3, 32, 32),
+    },
     "vision-text-dual-encoder": _text_and_image(),
     "idefics": lambda config, random: {
         "pixel_values": _normal(random, 2, 1, 3, 32, 32),

@@ -97,7 +97,7 @@ def call(
     keys = nn.make_keys(rng)
     versions = {name: buffer.node.version for name, buffer in _jax_buffers(clone).items()}
     state.enter(state.TraceState(keys=keys, train=train, segment_ids=segment_ids))
-    numpy_state = np.random.get_state()[2] if train else None
+    numpy_state = _numpy_state() if train else None
     try:
         with torch.enable_grad(), BridgeMode():
             arguments = {name: _input(value) for name, value in inputs.items()}
@@ -105,7 +105,7 @@ def call(
             result = _outputs(outputs, make_output)
     finally:
         state.leave()
-    if train and numpy_state != np.random.get_state()[2]:
+    if train and numpy_state != _numpy_state():
         raise UnsupportedModel(
             "it draws random numbers with NumPy, which would be the same in every step",
             operator="numpy.random",
@@ -117,6 +117,13 @@ def call(
         if buffer.node.version != versions.get(name, 0)
     }
     return result, changed
+
+
+def _numpy_state() -> tuple[int, int]:
+    """Returns the state of NumPy's global generator, which changes with each random number."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert isinstance(state, dict)
+    return int(state["state"]["pos"]), int(state["state"]["key"][0])
 
 
 def _jax_buffers(module: torch.nn.Module) -> dict[str, JaxTensor]:

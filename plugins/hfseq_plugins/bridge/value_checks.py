@@ -94,7 +94,7 @@ def _only_reports(statement: ast.stmt) -> bool:
 
 
 def _drops_mask(node: ast.If) -> bool:
-    """Whether a statement drops a mask that hides nothing, such as `if not mask.any(): mask = None`.
+    """Whether a statement drops a mask that hides nothing: `if not mask.any(): mask = None`.
 
     The mask then changes nothing, so it may as well be kept.
     """

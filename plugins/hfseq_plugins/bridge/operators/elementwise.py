@@ -180,7 +180,9 @@ add_all(
             x, nan=nan or 0.0, posinf=posinf, neginf=neginf
         ),
         "complex": lax.complex,
-        "polar": lambda radius, angle: lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle)),
+        "polar": lambda radius, angle: lax.complex(
+            radius * jnp.cos(angle), radius * jnp.sin(angle)
+        ),
         "_conj conj _conj_physical conj_physical": jnp.conj,
         "real": jnp.real,
         "imag": jnp.imag,
@@ -206,7 +208,9 @@ def _power(base: Any, exponent: Any) -> Array:
 @operator("clamp.default", "clamp.Tensor", "hardtanh.default", "clip.default", "clip.Tensor")
 def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     dtype = x.dtype
-    if not jnp.issubdtype(dtype, jnp.inexact) and (isinstance(min, float) or isinstance(max, float)):
+    if not jnp.issubdtype(dtype, jnp.inexact) and (
+        isinstance(min, float) or isinstance(max, float)
+    ):
         x = x.astype(jnp.float32)
     limits = np.iinfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else None
 
@@ -225,9 +229,7 @@ operator("clamp_min.default", "clamp_min.Tensor")(lambda x, low: _clamp(x, low))
 operator("clamp_max.default", "clamp_max.Tensor")(lambda x, high: _clamp(x, None, high))
 
 
-@operator(
-    *("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), promoted=(1, 2)
-)
+@operator(*("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), promoted=(1, 2))
 def _where(condition: Array, a: Any, b: Any) -> Array:
     return jnp.where(condition, a, b)
 
@@ -338,5 +340,3 @@ def _zero(x: Array) -> Array:
 @operator("copy")
 def _copy(x: Array, source: Array, non_blocking: bool = False) -> Array:
     return jnp.broadcast_to(source.astype(x.dtype), x.shape)
-
-

@@ -441,16 +441,12 @@ def _add_interpolation(name: str, kind: str, n: int) -> None:
     def by_size_or_factor(
         x: Array, size: Any, align_corners: bool = False, scales: Any = None
     ) -> Array:
-        return _interpolate(
-            x, size, scales, kind, align_corners, antialias=name.endswith("_aa")
-        )
+        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
 
     @operator(f"{name}.default")
     def by_size(x: Array, size: Any, align_corners: bool = False, *factors: Any) -> Array:
         scales = factors if len(factors) == n and all(factors) else None
-        return _interpolate(
-            x, size, scales, kind, align_corners, antialias=name.endswith("_aa")
-        )
+        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
 
 
 _add_interpolation("upsample_linear1d", "linear", 1)

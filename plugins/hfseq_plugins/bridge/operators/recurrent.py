@@ -155,7 +155,11 @@ def _mkldnn_layer(
     # The library gets sequences by time, whatever batch_first says.
     weights = [w_ih, w_hh, *([b_ih, b_hh] if has_biases else [])]
     outputs, (last_hidden, last_cell) = _layer(
-        _lstm_cell, x, (hidden.reshape(x.shape[1], -1), cell.reshape(x.shape[1], -1)), weights, reverse
+        _lstm_cell,
+        x,
+        (hidden.reshape(x.shape[1], -1), cell.reshape(x.shape[1], -1)),
+        weights,
+        reverse,
     )
     return (
         outputs,

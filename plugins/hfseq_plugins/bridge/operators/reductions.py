@@ -69,9 +69,9 @@ add_all(
         "_is_any_true": lambda x: x.any(),
         "argmax": lambda x, dim=None, keepdim=False: _argument(x, dim, keepdim, jnp.argmax),
         "argmin": lambda x, dim=None, keepdim=False: _argument(x, dim, keepdim, jnp.argmin),
-        "cumsum": lambda x, dim, dtype=None: jnp.cumsum(_summable(x), dim, dtype=dtype)
-        if x.ndim
-        else x,
+        "cumsum": lambda x, dim, dtype=None: (
+            jnp.cumsum(_summable(x), dim, dtype=dtype) if x.ndim else x
+        ),
         "cumprod": lambda x, dim, dtype=None: jnp.cumprod(x, dim, dtype=dtype),
         "logcumsumexp": lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
         "logsumexp": lambda x, dim, keepdim=False: jax.nn.logsumexp(

@@ -57,7 +57,9 @@ add_all(
         "unbind.int": lambda x, dim=0: [
             lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim])
         ],
-        "meshgrid meshgrid.indexing": lambda xs, indexing="ij": jnp.meshgrid(*xs, indexing=indexing),
+        "meshgrid meshgrid.indexing": lambda xs, indexing="ij": jnp.meshgrid(
+            *xs, indexing=indexing
+        ),
     }
 )
 
