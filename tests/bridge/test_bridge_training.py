@@ -14,7 +14,7 @@ from hfseq.errors import UsageError
 from tests.support.audio import write_words
 from tests.support.images import draw_digits
 from tests.support.stored_runs import STORED
-from tests.training.conftest import check_resume, make_runner
+from tests.training.conftest import check_resume, check_two_devices, make_runner
 
 SIZES = "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48"
 CLM = {"max_seq_length": None, "block_size": 32}
@@ -71,6 +71,17 @@ def test_bridged_family_trains_resumes_and_opens_in_torch(model_type, train):
         expected = reference(**{n: torch.from_numpy(x).long() for n, x in inputs.items()}).logits
     model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_dropout_does_not_depend_on_the_number_of_devices(train):
+    objective, sizes, options = FAMILIES["mpnet"]
+
+    def run(output, devices, **changes):
+        flags = {"model_type": "mpnet", "config_overrides": sizes, "bridge": True, **options}
+        return train(output, devices=devices, objective=objective, **(flags | changes))
+
+    check_two_devices(run, max_steps=3)
 
 
 def check_torch(uninterrupted, inputs):
