@@ -18,7 +18,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,6 @@ from hfseq_plugins.bridge import trace
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.structure import Structure
 from hfseq_plugins.bridge.variables import Holder
-
-if TYPE_CHECKING:
-    from hfseq_plugins.bridge.model import BridgedModule, FlaxBridgedPreTrainedModel
 
 logger = logging.getLogger("hfseq")
 
@@ -201,7 +198,7 @@ def _first_line(error: BaseException) -> str:
 # -- inside of the module
 
 
-def add_holders(module: BridgedModule) -> None:
+def add_holders(module: Any) -> None:
     """Adds the submodules that hold the entries of a cache, which are empty without a cache."""
     numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
     count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
@@ -212,7 +209,7 @@ def add_holders(module: BridgedModule) -> None:
     setattr(module, HISTORY, Holder())
 
 
-def cached_entries(module: BridgedModule) -> dict[str, dict[str, Any]]:
+def cached_entries(module: Any) -> dict[str, dict[str, Any]]:
     """Returns the cache variables of each layer that has some, by the number of the layer."""
     entries = {}
     for number, holder in vars(getattr(module, LAYERS)).items():
@@ -223,9 +220,7 @@ def cached_entries(module: BridgedModule) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def run_with_cache(
-    run: Callable[..., Any], module: BridgedModule, inputs: dict[str, Any]
-) -> Any | None:
+def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any]) -> Any | None:
     """Runs a module with the cache that is attached to it.
 
     Args:
@@ -356,7 +351,7 @@ def _states_of(layer: LinearAttentionLayer) -> dict[str, jax.Array]:
 
 
 def empty_cache(
-    model: FlaxBridgedPreTrainedModel, batch_size: int, max_length: int, *, history: bool = False
+    model: Any, batch_size: int, max_length: int, *, history: bool = False
 ) -> dict[str, Any]:
     """Returns an empty cache for a model.
 
