@@ -1,8 +1,8 @@
 """Runs operators of PyTorch on tensors that hold jax arrays.
 
-An operator without any jax array is computed by PyTorch at once, and the result is a constant of the
-program. All others come from the table of `hfseq_plugins.bridge.operators`, or are decomposed by
-PyTorch into operators of the table. In-place operators compute new arrays and write them to the
+An operator without any jax array is computed by PyTorch at once, and the result is a constant of
+the program. All others come from the table of `hfseq_plugins.bridge.operators`, or are decomposed
+by PyTorch into operators of the table. In-place operators compute new arrays and write them to the
 node of their tensor.
 """
 

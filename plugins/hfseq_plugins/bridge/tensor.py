@@ -294,6 +294,8 @@ def from_array(array: Array, dtype: torch.dtype | None = None) -> JaxTensor:
 
 def from_constant(tensor: torch.Tensor) -> JaxTensor:
     """Wraps a tensor of PyTorch whose values do not depend on any jax array."""
+    if isinstance(tensor, JaxTensor):
+        return tensor
     tensor = tensor.detach()
     node = Node(constant=tensor)
     return JaxTensor(

@@ -98,9 +98,9 @@ def call(
     versions = {name: buffer.node.version for name, buffer in _jax_buffers(clone).items()}
     state.enter(state.TraceState(keys=keys, train=train, segment_ids=segment_ids))
     numpy_state = _numpy_state() if train else None
+    arguments = {name: _input(value) for name, value in inputs.items()}
     try:
         with torch.enable_grad(), BridgeMode():
-            arguments = {name: _input(value) for name, value in inputs.items()}
             outputs = function(clone, **arguments) if function else clone(**arguments)
             result = _outputs(outputs, make_output)
     finally:
