@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BRIDGE = "plugins/hfseq_plugins/bridge"
 TWIN = "plugins/hfseq_plugins/vq_transformer/torch_files"
 FILES = sorted((ROOT / "hfseq").rglob("*.py")) + sorted((ROOT / "plugins").rglob("*.py"))
 ROOMS = (
@@ -123,6 +124,8 @@ def test_in_tree_plugins_use_only_public_packages():
                 # saved with checkpoints, imported only by Transformers
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("layers", "modeling", "state")),
+                # imported only for bridged models
+                *(named(path) for path in FILES if named(path).startswith(f"{BRIDGE}/")),
             },
         ),
         ("tensorboardX", set()),
@@ -140,6 +143,14 @@ def test_in_tree_plugins_use_only_public_packages():
 def test_a_module_is_known_to_few_files(module, files):
     users = {named(path) for path in FILES if within(imports(path), module)}
     assert users <= files
+
+
+@pytest.mark.parametrize(
+    "name", ["__init__", "classes", "export_command", "exported", "heads", "variables"]
+)
+def test_parts_of_the_bridge_need_no_torch(name):
+    path = ROOT / BRIDGE / f"{name}.py"
+    assert not within(imports(path, everywhere=False), "torch", "hfseq_plugins.bridge.model")
 
 
 def test_one_file_touches_the_fp8_functions_of_flax():

@@ -1,4 +1,4 @@
-"""`hfseq bridge`: exports models that run PyTorch's code, and measures which architectures agree."""
+"""`hfseq bridge`: exports bridged models, and compares architectures with PyTorch."""
 
 from __future__ import annotations
 

@@ -191,7 +191,8 @@ class _FlaxAutoModel(_BaseAutoModelClass):
             pretrained_model_name_or_path: A directory or a repository.
             *model_args: Positional arguments of the model class.
             bridge: True runs the PyTorch code of Transformers in JAX (docs/bridge.md), which needs
-                PyTorch. ``"auto"`` does so if hfseq has no Flax class for the checkpoint.
+                PyTorch. ``"auto"`` does so if hfseq has no Flax class for the checkpoint. For a
+                directory with programs of ``hfseq bridge export``, this is the default.
             **kwargs: Arguments that are attributes of the configuration override these attributes.
                 All other arguments are passed to the model class.
 
@@ -214,6 +215,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         config, kwargs = _load_config(base, base_options, code_options, kwargs)
         if adapter is None:
             hub = base_options  # contains the commit from which the configuration was loaded
+        bridge = bridge or _has_programs(base) and type(config) not in cls._model_mapping
         if bridge:
             _check_bridge(code_options["trust_remote_code"], config)
         elif cls._has_remote_code(config):
@@ -258,6 +260,11 @@ class _FlaxAutoModel(_BaseAutoModelClass):
             "With bridge=True, hfseq runs the PyTorch code of other model types in JAX "
             "(docs/bridge.md)"
         )
+
+
+def _has_programs(source: str) -> bool:
+    """Returns whether a directory has programs of ``hfseq bridge export``."""
+    return os.path.isfile(os.path.join(source, "bridge", "index.json"))
 
 
 def _check_bridge(trust_remote_code: bool, config: PreTrainedConfig) -> None:

@@ -87,6 +87,9 @@ def mix_experts(
 
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
+
+    `jax.vmap` of this function is limited to CPUs, because `jax.lax.ragged_dot` does not support
+    all cases.
     """
     tokens, choices = expert_index.shape
     index = expert_index.reshape(-1).astype(jnp.int32)

@@ -827,10 +827,12 @@ def check_packing(arguments: Arguments, objective: Objective, model: FlaxPreTrai
     Raises:
         UsageError: Rows are packed, but tokens would attend to other documents.
     """
+    from hfseq.objectives.base import Objective
+
     data: Any = arguments.data
-    packs = getattr(objective, "packing", getattr(data, "line_by_line", True) is False)
-    separates = model.accepts("segment_ids") or getattr(objective, "cross_documents", True)
-    if arguments.model.bridge and packs and not separates:
+    reads_text = type(objective).make_rows is Objective.make_rows
+    packs = reads_text and not data.line_by_line and not objective.cross_documents
+    if arguments.model.bridge and packs and not model.accepts("segment_ids"):
         raise UsageError(
             f"--bridge: rows contain several documents, which {model.torch_class_name()} cannot "
             "separate, because not all of its layers use Transformers' attention masks and "

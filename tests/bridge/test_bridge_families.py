@@ -27,7 +27,7 @@ SIZES = {
     "max_position_embeddings": 40,
     "pad_token_id": 0,
 }
-DECODER = SIZES | {"num_key_value_heads": 2}
+DECODER = SIZES | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 SEQ2SEQ = {
     "vocab_size": 64,
     "d_model": 32,
@@ -43,7 +43,10 @@ NATIVE = {
     "bert": ("ForMaskedLM", SIZES),
     "roberta": ("ForMaskedLM", SIZES | {"pad_token_id": 1}),
     "electra": ("ForMaskedLM", SIZES | {"embedding_size": 16}),
-    "distilbert": ("ForMaskedLM", {"vocab_size": 64, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}),
+    "distilbert": (
+        "ForMaskedLM",
+        {"vocab_size": 64, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48},
+    ),
     "llama": ("ForCausalLM", DECODER),
     "qwen2": ("ForCausalLM", DECODER),
     "gemma2": ("ForCausalLM", DECODER | {"head_dim": 8, "sliding_window": 6}),
@@ -66,7 +69,9 @@ def example(task):
     ids = random.integers(5, 64, (2, 12)).astype(np.int32)
     if task == "ForImageClassification":
         return {"pixel_values": random.normal(size=(2, 3, 16, 16)).astype(np.float32)}
-    return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :5]} if task == "ForSeq2SeqLM" else {})
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids[:, :5]} if task == "ForSeq2SeqLM" else {}
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +89,7 @@ def test_native_family_has_the_same_outputs_through_the_bridge(model_type, tmp_p
 
 
 GENERATORS = {
-    "olmo2": ("Olmo2ForCausalLM", transformers.Olmo2Config(**DECODER, eos_token_id=None)),
+    "olmo2": ("Olmo2ForCausalLM", transformers.Olmo2Config(**DECODER)),
     "mamba": (
         "MambaForCausalLM",
         transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8),
@@ -185,6 +190,9 @@ def test_lora_on_a_bridged_model_is_read_by_peft_names(tmp_path):
 
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    quantized = adapted.quantize(params, "int8")
+    exact = adapted(ids, params=params).logits
+    assert 0 < np.abs(adapted(ids, params=quantized).logits - exact).max() < 0.05
     merged = adapted.merge_adapter(params)
     np.testing.assert_allclose(merged(ids).logits, adapted(ids, params=params).logits, atol=1e-5)
 

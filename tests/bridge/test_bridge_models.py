@@ -53,13 +53,11 @@ def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path)
     expected = native(**inputs()).logits
     np.testing.assert_allclose(logits * real, expected * real, atol=1e-5)
     model.save_pretrained(tmp_path / "bridged")
-    first, second = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("native", "bridged")
-    )
+    first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("native", "bridged"))
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    written = json.loads((tmp_path / "bridged" / "config.json").read_text())
-    assert written["architectures"] == [native.torch_class_name()]
+    saved_config = json.loads((tmp_path / "bridged" / "config.json").read_text())
+    assert saved_config["architectures"] == [native.torch_class_name()]
 
 
 def test_auto_prefers_the_native_class():
@@ -108,7 +106,12 @@ class UnknownConfig(transformers.PreTrainedConfig):
     ("task", "config", "options", "message"),
     [
         ("ForMaskedLM", UnknownConfig(), {}, "no model type 'no-such-model'"),
-        ("ForObjectDetection", CONFIGS["ForMaskedLM"], {}, "ForObjectDetection.*'bert'.*ForMaskedLM"),
+        (
+            "ForObjectDetection",
+            CONFIGS["ForMaskedLM"],
+            {},
+            "ForObjectDetection.*'bert'.*ForMaskedLM",
+        ),
         ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"trust_remote_code": True}, "trust_remote_code"),
         ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"scan_layers": True}, "scan_layers"),
         ("Model", transformers.TimmWrapperConfig(), {}, "pip install timm"),
@@ -135,7 +138,9 @@ def test_torch_must_have_a_tested_version(monkeypatch):
 def test_missing_torch_is_named_with_the_extra(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else find_spec(name, *a)
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "torch" else find_spec(name, *a),
     )
     with pytest.raises(UsageError, match=r"pip install 'hfseq\[bridge\]'"):
         AUTO["ForMaskedLM"].from_config(CONFIGS["ForMaskedLM"], bridge=True)

@@ -14,13 +14,14 @@ from hfseq.errors import UsageError
 from tests.support.audio import write_words
 from tests.support.images import draw_digits
 from tests.support.stored_runs import STORED
-from tests.training.conftest import check_resume, make_runner
+from tests.training.conftest import check_resume, check_two_devices, make_runner
 
 SIZES = "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48"
 CLM = {"max_seq_length": None, "block_size": 32}
 SEQ2SEQ = (
     "d_model=32,encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,"
-    "decoder_attention_heads=4,encoder_ffn_dim=48,decoder_ffn_dim=48,max_position_embeddings=200"
+    "decoder_attention_heads=4,encoder_ffn_dim=48,decoder_ffn_dim=48,max_position_embeddings=200,"
+    "encoder_layerdrop=0,decoder_layerdrop=0"
 )
 
 #: The flags of each family: objective, model type, configuration, further flags.
@@ -32,7 +33,11 @@ FAMILIES = {
         f"{SIZES},num_key_value_heads=2,num_local_experts=4,max_position_embeddings=64",
         CLM,
     ),
-    "mamba": ("clm", "hidden_size=32,num_hidden_layers=2,state_size=8", CLM | {"line_by_line": True}),
+    "mamba": (
+        "clm",
+        "hidden_size=32,num_hidden_layers=2,state_size=8",
+        CLM | {"line_by_line": True},
+    ),
     "m2m_100": ("translation", SEQ2SEQ, {}),
 }
 
@@ -54,36 +59,47 @@ def test_bridged_family_trains_resumes_and_opens_in_torch(model_type, train):
             **(options | changes),
         )
 
-    whole, _ = check_resume(run)
-    assert whole.run.model.structure.module is not None
-    auto_class = getattr(transformers, f"AutoModel{whole.run.objective.auto_class}")
-    reference = auto_class.from_pretrained(whole.folder).eval()
-    ids = np.random.default_rng(0).integers(5, 200, (2, 12)).astype(np.int32)
+    uninterrupted, _ = check_resume(run)
+    assert uninterrupted.run.model.structure.module is not None
+    auto_class = getattr(transformers, f"AutoModel{uninterrupted.run.objective.auto_class}")
+    reference = auto_class.from_pretrained(uninterrupted.folder).eval()
+    ids = np.random.default_rng(0).integers(5, 120, (2, 12)).astype(np.int32)
     inputs = {"input_ids": ids}
     if reference.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids[:, :6]
     with torch.no_grad():
         expected = reference(**{n: torch.from_numpy(x).long() for n, x in inputs.items()}).logits
-    model = type(whole.run.model).from_pretrained(whole.folder)
+    model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=2e-5)
 
 
-def check_torch(whole, inputs):
+@pytest.mark.slow
+def test_dropout_does_not_depend_on_the_number_of_devices(train):
+    objective, sizes, options = FAMILIES["mpnet"]
+
+    def run(output, devices, **changes):
+        flags = {"model_type": "mpnet", "config_overrides": sizes, "bridge": True, **options}
+        return train(output, devices=devices, objective=objective, **(flags | changes))
+
+    check_two_devices(run, max_steps=3)
+
+
+def check_torch(uninterrupted, inputs):
     """Asserts that PyTorch opens the output directory of a run and computes the same logits."""
-    auto_class = getattr(transformers, transformers_name(whole))
-    reference = auto_class.from_pretrained(whole.folder).eval()
+    auto_class = getattr(transformers, transformers_name(uninterrupted))
+    reference = auto_class.from_pretrained(uninterrupted.folder).eval()
     with torch.no_grad():
         expected = reference(**{n: torch.from_numpy(x) for n, x in inputs.items()}).logits
-    model = type(whole.run.model).from_pretrained(whole.folder)
+    model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=3e-5)
 
 
-def transformers_name(whole):
-    return whole.run.model.torch_class_name()
+def transformers_name(uninterrupted):
+    return uninterrupted.run.model.torch_class_name()
 
 
 VISION = {
-    "deit": "hidden_size=32,intermediate_size=48,num_hidden_layers=1,num_attention_heads=4,patch_size=8",
+    "deit": f"{SIZES},patch_size=8",
     "swin": "embed_dim=16,depths=[1,1],num_heads=[2,2],window_size=4,patch_size=4",
     "mobilenet_v2": "depth_multiplier=0.25,min_depth=8,depth_divisible_by=8",
 }
@@ -109,9 +125,9 @@ def test_bridged_image_classifier_trains_resumes_and_opens_in_torch(model_type, 
         global_batch_size=8,
         max_steps=4,
     )
-    whole, _ = check_resume(run, step=2)
+    uninterrupted, _ = check_resume(run, step=2)
     pixels = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
-    check_torch(whole, {"pixel_values": pixels})
+    check_torch(uninterrupted, {"pixel_values": pixels})
 
 
 @pytest.mark.slow
@@ -142,8 +158,10 @@ def test_bridged_speech_model_trains_resumes_and_opens_in_torch(model_type, tmp_
         global_batch_size=8,
         max_steps=4,
     )
-    whole, _ = check_resume(run, step=2)
-    check_torch(whole, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")})
+    uninterrupted, _ = check_resume(run, step=2)
+    check_torch(
+        uninterrupted, {"input_values": np.random.default_rng(0).normal(size=(2, 6000)).astype("f")}
+    )
     with pytest.raises(UsageError, match="apply_spec_augment"):
         run("masked", config_overrides=sizes.replace("augment=false", "augment=true"))
 
@@ -183,9 +201,9 @@ def test_bridged_captioner_trains_resumes_and_opens_in_torch(tmp_path):
         max_steps=4,
         generation_batch_size=8,
     )
-    whole, resumed = check_resume(run, step=2)
-    assert whole.metrics["eval_rouge1"] == resumed.metrics["eval_rouge1"]
-    reference = transformers.GitForCausalLM.from_pretrained(whole.folder).eval()
+    uninterrupted, resumed = check_resume(run, step=2)
+    assert uninterrupted.metrics["eval_rouge1"] == resumed.metrics["eval_rouge1"]
+    reference = transformers.GitForCausalLM.from_pretrained(uninterrupted.folder).eval()
     random = np.random.default_rng(0)
     ids = random.integers(5, 300, (2, 6)).astype(np.int32)
     pixels = random.normal(size=(2, 3, 8, 8)).astype(np.float32)
@@ -193,6 +211,6 @@ def test_bridged_captioner_trains_resumes_and_opens_in_torch(tmp_path):
         expected = reference(
             input_ids=torch.from_numpy(ids).long(), pixel_values=torch.from_numpy(pixels)
         ).logits
-    trained = type(whole.run.model).from_pretrained(whole.folder)
+    trained = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
     logits = trained(input_ids=ids, pixel_values=pixels).logits
     np.testing.assert_allclose(logits, expected.numpy(), atol=3e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 
+from hfseq.modeling.auto import FlaxAutoModel, FlaxAutoModelForCausalLM
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
 
@@ -208,3 +210,47 @@ def compare_gradients(
         reference = np.zeros(gradient.shape) if reference is None else reference
         errors[name] = error(gradient, reference, least)
     return worst(errors)
+
+
+def compare_files(model: transformers.PreTrainedModel) -> str:
+    """Loads a checkpoint of a model with the bridge, saves it, and loads it in PyTorch again.
+
+    Returns:
+        "agrees" if all tensors are the same, or the names of the first tensors that differ.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = f"{folder}/before", f"{folder}/after"
+        model.save_pretrained(before)
+        FlaxAutoModel.from_pretrained(before, bridge=True).save_pretrained(after)
+        again = type(model).from_pretrained(after).state_dict()
+    differing = [
+        name
+        for name, tensor in model.state_dict().items()
+        if name not in again or not torch.equal(tensor, again[name].to(tensor.dtype))
+    ]
+    return f"differs ({', '.join(differing[:3])})" if differing else "agrees"
+
+
+def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6) -> str:
+    """Compares greedy decoding of the causal language model of a model type.
+
+    Returns:
+        "agrees", the share of equal tokens, or why nothing was compared.
+    """
+    config = tiny.tiny_config(model.config.model_type)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "no causal language model"
+    head = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    language_model = head._from_config(config).eval()
+    language_model.generation_config.eos_token_id = None
+    language_model.generation_config.pad_token_id = 0
+    prompt = np.random.default_rng(0).integers(4, 60, (2, 8)).astype(np.int32)
+    options = {"max_new_tokens": new_tokens, "do_sample": False}
+    with torch.no_grad():
+        theirs = language_model.generate(torch_tensor(prompt), **options)[:, 8:].numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        language_model.save_pretrained(folder)
+        bridged = FlaxAutoModelForCausalLM.from_pretrained(folder, bridge=True)
+    ours = np.asarray(bridged.generate(jnp.asarray(prompt), **options).sequences)[:, 8:]
+    share = float((ours == theirs).mean())
+    return "agrees" if share == 1 else f"{share:.0%} of the tokens agree"

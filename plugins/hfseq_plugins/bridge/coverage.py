@@ -44,7 +44,8 @@ class Result:
         class_name: The PyTorch class, or an empty string.
         stage: The stage that failed ("configuration", "build", "pytorch", "trace", "run"), or an
             empty string.
-        reason: Why the stage failed.
+        reason: Why the stage failed, or why there are no gradients. Empty if they were not compared
+            because `--checks` does not contain "gradient".
         operator: The operator or statement that is to blame for a refusal.
         place: The file and line of the statement.
         solution: What would be needed.
@@ -94,7 +95,9 @@ class Result:
             return "not compared"
         if self.forward_error is None:
             return "refused"
-        return "agrees" if self.forward_agrees and self.gradient_agrees else "differs"
+        is_compared = self.gradient_error is not None or bool(self.reason)
+        gradient_agrees = self.gradient_agrees or not is_compared
+        return "agrees" if self.forward_agrees and gradient_agrees else "differs"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -171,8 +174,9 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
     Raises:
         UsageError: A type does not exist, or the shard is not "I/N".
     """
-    from hfseq.errors import did_you_mean
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    from hfseq.errors import did_you_mean
 
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -309,12 +313,17 @@ def summary(results: Sequence[Result]) -> list[str]:
         return [f"{len(results)} model types, none of which runs in PyTorch."]
     forward = sum(result.forward_agrees for result in runs)
     gradient = sum(result.gradient_agrees for result in runs)
-    return [
+    # Gradients of refused models are missing, and those that were not compared do not count.
+    compared = sum(result.gradient_error is not None or bool(result.reason) for result in runs)
+    lines = [
         f"{len(results)} model types. Tiny models of {len(runs)} of them run in PyTorch.",
         f"The forward pass agrees for {forward} of {len(runs)} "
         f"({100 * forward / len(runs):.1f} %).",
-        f"The gradients agree for {gradient} of {len(runs)} ({100 * gradient / len(runs):.1f} %).",
     ]
+    if compared:
+        share = 100 * gradient / compared
+        lines.append(f"The gradients agree for {gradient} of {compared} ({share:.1f} %).")
+    return lines
 
 
 def table(results: Sequence[Result]) -> str:
@@ -369,7 +378,8 @@ def _row(result: Result) -> str:
     else:
         what = f"forward agrees, gradient differs by {result.gradient_error:.1e}"
         name = result.gradient_name
-    return f"| `{result.model_type}` | {what} | {_cell(name)} | {result.place} | {_cell(result.solution)} |"
+    cells = [what, name, result.place, result.solution]
+    return f"| `{result.model_type}` | {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

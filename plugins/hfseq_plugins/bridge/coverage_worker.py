@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,10 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
         stage = "trace"
         bridged = comparison.Bridged(model, inputs)
         stage = "run"
+        further = {
+            name: _check(function, model) for name, function in _CHECKS.items() if name in checks
+        }
+        result = dataclasses.replace(result, checks=further)
         if "gradient" not in checks:
             forward = comparison.compare_outputs(bridged.forward(), theirs)
             return dataclasses.replace(result, forward_error=forward[0], forward_name=forward[1])
@@ -79,6 +83,19 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         return dataclasses.replace(result, stage=stage, reason=reason)
+
+
+def _check(function: Callable[[Any], str], model: Any) -> str:
+    try:
+        return function(model)
+    except Exception as error:
+        return one_line(f"{type(error).__name__}: {error}", 120)
+
+
+_CHECKS: dict[str, Callable[[Any], str]] = {
+    "files": comparison.compare_files,
+    "generate": comparison.compare_generation,
+}
 
 
 def _torch_gradients(model: Any, inputs: Any, factors: Any) -> Any:

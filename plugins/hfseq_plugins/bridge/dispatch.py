@@ -1,13 +1,14 @@
 """Runs operators of PyTorch on tensors that hold jax arrays.
 
-An operator without any jax array is computed by PyTorch at once, and the result is a constant of the
-program. All others come from the table of `hfseq_plugins.bridge.operators`, or are decomposed by
-PyTorch into operators of the table. In-place operators compute new arrays and write them to the
+An operator without any jax array is computed by PyTorch at once, and the result is a constant of
+the program. All others come from the table of `hfseq_plugins.bridge.operators`, or are decomposed
+by PyTorch into operators of the table. In-place operators compute new arrays and write them to the
 node of their tensor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hfseq.errors import HfseqError
 from hfseq_plugins.bridge import random
@@ -65,11 +66,12 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _finish(func, args, kwargs, random.draw(func, args, kwargs))
     if func in _BATCH_NORMS:
         return _batch_norm(func, args, kwargs)
-    if func.is_view:
+    if func.is_view and not _is_composite(func):
         return _view(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _change_shape(func, args, kwargs)
-    operator = _find(func)
+    # Composite operators such as `to` and `reshape` are views of their input or not.
+    operator = None if func.is_view else _find(func)
     if operator is not None:
         return _finish(func, args, kwargs, _call(operator, func, args, kwargs))
     decomposition = _decompositions().get(func)
@@ -78,10 +80,12 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             return func.decompose(*args, **kwargs)
     if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
         return args[0].item()
+    if str(func).split(".")[1] in _SHAPES_FROM_VALUES:
+        raise value_needed(str(func))
     raise UnsupportedModel(
         f"the operator {func} has no translation to jax",
         operator=str(func),
@@ -109,6 +113,11 @@ def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return tuple(from_array(result) for result in results[:3])
 
 
+_SHAPES_FROM_VALUES = frozenset(
+    {"nonzero", "masked_select", "unique_consecutive", "_unique2", "unique_dim", "argwhere"}
+)
+
+
 def value_needed(name: str) -> UnsupportedModel:
     """Returns the error for operators whose result has a shape that depends on values."""
     return UnsupportedModel(
@@ -117,6 +126,12 @@ def value_needed(name: str) -> UnsupportedModel:
         operator=name,
         solution="The model needs a native implementation, or another formulation in PyTorch",
     )
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Returns whether PyTorch defines an operator by other operators."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def _collect(values: Any, tensors: list[torch.Tensor]) -> None:
@@ -153,13 +168,15 @@ def _constant(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    return core_aten_decompositions()
+    return {**decomposition_table, **core_aten_decompositions()}
 
 
 def _run_constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator in PyTorch and wraps its results as constants."""
-    constants = _map(_constant, args)
-    results = func(*constants, **_map(_constant, kwargs))
+    # Decompositions enter a second mode, so the outer one would otherwise wrap the results.
+    is_nested = torch._C._len_torch_dispatch_stack() > 0
+    with _disable_current_modes() if is_nested else contextlib.nullcontext():
+        results = func(*_map(_constant, args), **_map(_constant, kwargs))
     if torch.Tag.inplace_view in func.tags:
         if isinstance(args[0], JaxTensor):
             return _change_shape(func, args, kwargs)
@@ -228,6 +245,7 @@ def _call(operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str
         args = _promote(operator, args)
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     arrays = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, args)
+    arrays = [JAX_DTYPES.get(x, x) if isinstance(x, torch.dtype) else x for x in arrays]
     options = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, kwargs)
     for name in ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"):
         options.pop(name, None)
@@ -384,8 +402,8 @@ def _as_view(
 def _change_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `squeeze_` and other operators that change the shape of a tensor in place."""
     tensor = args[0]
-    name = str(func)
-    packet, _, overload = name.removeprefix("aten.").partition(".")
+    packet, _, overload = str(func).removeprefix("aten.").partition(".")
+    overload = "int" if packet == "transpose_" else overload
     functional = getattr(getattr(torch.ops.aten, packet.removesuffix("_")), overload)
     constant = tensor.node.constant
     tensor.node = _view_node(functional, args, kwargs, None)

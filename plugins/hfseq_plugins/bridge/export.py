@@ -103,7 +103,7 @@ class _Exporter:
         self.inputs = self._describe_inputs()
         can_generate = type(model).can_generate() and not model.config.is_encoder_decoder
         plan = plan_cache(model.structure, False) if can_generate else None
-        self.cache = plan if plan is not None and plan.kind == "keys" else None
+        self.cache = plan if plan is not None and plan.cache_type == "keys" else None
         self.step_inputs = ["input_ids", "attention_mask"]
         self.step_inputs += ["position_ids"] if model.has_input("position_ids") else []
         self.output_class = ""
@@ -189,7 +189,7 @@ class _Exporter:
         file = f"forward-{batch}x{length}.bin"
         arguments = (self.variables, self._arguments(batch, length))
         self._write(folder / file, self._forward, arguments)
-        return {"kind": "forward", "batch": batch, "length": length, "capacity": 0, "file": file}
+        return {"role": "forward", "batch": batch, "length": length, "capacity": 0, "file": file}
 
     def write_generation(self, folder: Path, batch: int, length: int) -> list[dict[str, Any]]:
         """Writes the programs of generation with a cache of one length."""
@@ -203,15 +203,15 @@ class _Exporter:
             | {"cache_index": jax.ShapeDtypeStruct((), jnp.int32)}
             for number, shapes in self.cache.layers.items()
         }
-        for kind, new in (("prefill", length), ("decode", 1)):
+        for role, new in (("prefill", length), ("decode", 1)):
             inputs = {
                 name: jax.ShapeDtypeStruct((batch, new), jnp.int32) for name in self.step_inputs
             }
             inputs["attention_mask"] = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-            file = f"{kind}-{batch}x{length}.bin"
+            file = f"{role}-{batch}x{length}.bin"
             self._write(folder / file, self._step, (self.variables, inputs, layers))
             sizes = {"batch": batch, "length": new, "capacity": length}
-            programs.append({"kind": kind, **sizes, "file": file})
+            programs.append({"role": role, **sizes, "file": file})
         return programs
 
     def _write(self, path: Path, function: Any, arguments: tuple[Any, ...]) -> None:

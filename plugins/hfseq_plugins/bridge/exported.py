@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,14 +39,14 @@ class Program:
     """An exported program.
 
     Attributes:
-        kind: `"forward"`, `"prefill"` or `"decode"`.
+        role: `"forward"`, `"prefill"` or `"decode"`.
         batch: Number of examples.
         length: Number of tokens or samples of `"forward"` and `"prefill"`, or 1.
         capacity: Number of tokens that its cache can contain, or 0.
         file: Name of its file.
     """
 
-    kind: str
+    role: str
     batch: int
     length: int
     capacity: int
@@ -71,7 +72,7 @@ class Exports:
         """Reads the index of a directory.
 
         Raises:
-            CheckpointError: There are no programs, or their format is unknown.
+            CheckpointError: The directory has no programs, or their format is unknown.
         """
         folder = Path(directory) / FOLDER
         path = folder / INDEX
@@ -92,14 +93,14 @@ class Exports:
         programs = tuple(Program(**program) for program in index["programs"])
         return cls(folder, index, programs)
 
-    def choose(self, kind: str, batch: int, length: int, capacity: int = 0) -> Program:
+    def choose(self, role: str, batch: int, length: int, capacity: int = 0) -> Program:
         """Returns the smallest program for a number of examples and a length.
 
         Raises:
             UsageError: All programs are smaller.
         """
-        group = [program for program in self.programs if program.kind == kind]
-        exact = self.index["exact_lengths"] and kind == "forward"
+        group = [program for program in self.programs if program.role == role]
+        exact = self.index["exact_lengths"] and role == "forward"
         fitting = [
             program
             for program in group
@@ -113,7 +114,7 @@ class Exports:
             )
             listed = ", ".join(f"{b} x {n}" for b, n in sizes)
             raise UsageError(
-                f"{self.folder} has no {kind} program for {batch} examples of length "
+                f"{self.folder} has no {role} program for {batch} examples of length "
                 f"{capacity or length}. It has programs for (batch size x length) {listed}: use "
                 "smaller inputs, or run `hfseq bridge export` with more --batch_sizes and --lengths"
             )
@@ -127,7 +128,7 @@ class Exports:
 def require_flatbuffers() -> None:
     """Raises a UsageError if jax cannot read and write programs."""
     with optional_import("exported programs", "flatbuffers", "hfseq[exported]"):
-        import flatbuffers  # noqa: F401
+        importlib.import_module("flatbuffers")
 
 
 @functools.cache
@@ -153,13 +154,13 @@ class ExportedModule(nnx.Module):
         for entry in self.exports.index["variables"]:
             variable_type = _COLLECTIONS.get(entry["collection"], nnx.Param)
             *above, leaf = entry["path"].split("/")
-            here: Any = self
+            node: Any = self
             for name in above:
-                if not hasattr(here, name):
-                    setattr(here, name, Holder())
-                here = getattr(here, name)
+                if not hasattr(node, name):
+                    setattr(node, name, Holder())
+                node = getattr(node, name)
             zeros = jnp.zeros(entry["shape"], entry["dtype"])
-            setattr(here, leaf, variable_type(zeros))
+            setattr(node, leaf, variable_type(zeros))
         cache = Holder()
         for number in (self.exports.index["cache"] or {}).get("layers", ()):
             setattr(cache, number, Holder())
@@ -168,10 +169,10 @@ class ExportedModule(nnx.Module):
     def _variables(self) -> dict[str, jax.Array]:
         values = {}
         for entry in self.exports.index["variables"]:
-            here: Any = self
+            node: Any = self
             for name in entry["path"].split("/"):
-                here = getattr(here, name)
-            values[entry["path"]] = here[...].astype(entry["dtype"])
+                node = getattr(node, name)
+            values[entry["path"]] = node[...].astype(entry["dtype"])
         return values
 
     def __call__(self, *, rngs: Keys | None = None, **inputs: Any) -> Any:
@@ -190,8 +191,10 @@ class ExportedModule(nnx.Module):
             if isinstance(holder, Holder)
         }
         entries = {number: entry for number, entry in entries.items() if entry}
-        known = self.exports.index["inputs"]
-        if unknown := [name for name in inputs if name not in known and name != "position_ids"]:
+        input_names = self.exports.index["inputs"]
+        if unknown := [
+            name for name in inputs if name not in input_names and name != "position_ids"
+        ]:
             raise UsageError(f"the exported programs have no input {', '.join(unknown)}")
         return self._generate(inputs, entries) if entries else self._forward(inputs)
 
@@ -212,8 +215,8 @@ class ExportedModule(nnx.Module):
         batch, new = ids.shape
         cache = {n: {k: v[...] for k, v in entry.items()} for n, entry in entries.items()}
         room = next(iter(cache.values()))["cached_key"].shape[1]
-        kind = "decode" if new == 1 else "prefill"
-        program = self.exports.choose(kind, batch, new, room)
+        role = "decode" if new == 1 else "prefill"
+        program = self.exports.choose(role, batch, new, room)
         mask = inputs.get("attention_mask")
         mask = jnp.ones((batch, room), jnp.int32) if mask is None else mask
         padded = {
@@ -236,14 +239,14 @@ class ExportedModule(nnx.Module):
             }
             for number, entry in cache.items()
         }
-        logits, after = self.exports.load(program).call(self._variables(), padded, wide)
+        logits, new_cache = self.exports.load(program).call(self._variables(), padded, wide)
         for number, entry in entries.items():
             for name, variable in entry.items():
                 old = cache[number][name]
                 if name == "cache_index":
                     value = old + new
                 else:
-                    value = after[number][name][tuple(slice(size) for size in old.shape)]
+                    value = new_cache[number][name][tuple(slice(size) for size in old.shape)]
                 variable.set_value(value)
         return outputs.FlaxCausalLMOutputWithCrossAttentions(logits=logits[:batch, :new])
 
@@ -267,15 +270,15 @@ def _pad_inputs(
         if value is None:
             lead = [{"batch": real[0], "length": real[1]}.get(a, a) for a in entry["shape"]]
             value = jnp.full(lead, entry["default"], entry["dtype"])
-        wanted = [sizes.get(axis, axis) for axis in entry["shape"]]
-        if value.ndim != len(wanted) or any(
-            v > w for v, w in zip(value.shape, wanted, strict=True)
+        padded_shape = [sizes.get(axis, axis) for axis in entry["shape"]]
+        if value.ndim != len(padded_shape) or any(
+            v > w for v, w in zip(value.shape, padded_shape, strict=True)
         ):
             raise UsageError(
                 f"{name} has the shape {tuple(value.shape)}, and the exported program expects "
-                f"{tuple(wanted)}"
+                f"{tuple(padded_shape)}"
             )
-        missing = [(0, w - v) for v, w in zip(value.shape, wanted, strict=True)]
+        missing = [(0, w - v) for v, w in zip(value.shape, padded_shape, strict=True)]
         padded[name] = jnp.pad(value.astype(entry["dtype"]), missing)
     return padded
 
@@ -290,9 +293,11 @@ def _output(index: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _output_class(name: str, fields: tuple[str, ...]) -> Any:
-    known = getattr(outputs, name, None)
-    if known is not None and {*fields} <= {field.name for field in dataclasses.fields(known)}:
-        return known
+    native_class = getattr(outputs, name, None)
+    if native_class is not None and {*fields} <= {
+        field.name for field in dataclasses.fields(native_class)
+    }:
+        return native_class
     return dataclasses.make_dataclass(
         name, [(field, Any, None) for field in fields], bases=(outputs.FlaxModelOutput,)
     )

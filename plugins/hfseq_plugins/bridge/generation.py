@@ -5,8 +5,8 @@ once:
 
 * keys and values of each layer, in buffers of a fixed length;
 * the states of linear-attention and state-space layers;
-* a history of all tokens, with which each step runs the model on the whole sequence. This is slower,
-  but every causal model supports it.
+* a history of all tokens, with which each step runs the model on the whole sequence. This is
+  slower, but every causal model supports it.
 
 Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
 """
@@ -18,7 +18,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,6 @@ from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.structure import Structure
 from hfseq_plugins.bridge.variables import Holder
 
-if TYPE_CHECKING:
-    from hfseq_plugins.bridge.model import BridgedModule, FlaxBridgedPreTrainedModel
-
 logger = logging.getLogger("hfseq")
 
 #: Attributes of a bridged module that hold the cache. PyTorch's modules do not have these names.
@@ -49,7 +46,7 @@ LAYERS, HISTORY = "cached_layers", "token_history"
 #: Inputs of a model that its cache replaces after the prompt.
 MEDIA = ("pixel_values", "input_features", "input_values", "image_grid_thw", "pixel_mask")
 
-Kind = Literal["keys", "states", "history"]
+CacheType = Literal["keys", "states", "history"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -111,13 +108,13 @@ class CachePlan:
     """What a model stores between two steps of generation.
 
     Attributes:
-        kind: The kind of the cache.
+        cache_type: The contents of the cache.
         layers: The shapes of the entries of each layer, for a batch of one example. Keys and values
             have a length of one.
         reason: Why each step runs the model on the whole sequence, or an empty string.
     """
 
-    kind: Kind
+    cache_type: CacheType
     layers: Mapping[str, Shapes]
     reason: str = ""
 
@@ -127,7 +124,7 @@ def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
     plan = structure.cache_plan
     if plan is None:
         plan = structure.cache_plan = _probe(structure, is_seq2seq)
-        if plan.kind == "history":
+        if plan.cache_type == "history":
             logger.warning(
                 "%s generates without a cache: each step runs the model on the whole sequence (%s)",
                 type(structure.module).__name__,
@@ -180,8 +177,8 @@ def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
 def _entry_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
     if isinstance(layer, LinearAttentionLayer) and not isinstance(layer, CacheLayerMixin):
         states = {
-            f"{kind}_state_{number}": tuple(state.shape)
-            for kind, group in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
+            f"{name}_state_{number}": tuple(state.shape)
+            for name, group in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
             for number, state in group.items()
             if state is not None
         }
@@ -201,7 +198,7 @@ def _first_line(error: BaseException) -> str:
 # -- inside of the module
 
 
-def add_holders(module: BridgedModule) -> None:
+def add_holders(module: Any) -> None:
     """Adds the submodules that hold the entries of a cache, which are empty without a cache."""
     numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
     count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
@@ -212,20 +209,18 @@ def add_holders(module: BridgedModule) -> None:
     setattr(module, HISTORY, Holder())
 
 
-def cached_entries(module: BridgedModule) -> dict[str, dict[str, Any]]:
+def cached_entries(module: Any) -> dict[str, dict[str, Any]]:
     """Returns the cache variables of each layer that has some, by the number of the layer."""
     entries = {}
     for number, holder in vars(getattr(module, LAYERS)).items():
         if isinstance(holder, Holder):
-            found = {n: v for n, v in vars(holder).items() if isinstance(v, nnx.Cache)}
-            if found:
-                entries[number] = found
+            variables = {n: v for n, v in vars(holder).items() if isinstance(v, nnx.Cache)}
+            if variables:
+                entries[number] = variables
     return entries
 
 
-def run_with_cache(
-    run: Callable[..., Any], module: BridgedModule, inputs: dict[str, Any]
-) -> Any | None:
+def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any]) -> Any | None:
     """Runs a module with the cache that is attached to it.
 
     Args:
@@ -266,9 +261,9 @@ def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any
     history.cached_key[...] = tokens
     history.cache_index[...] = index + length
     tokens = tokens[..., 0, 0]
-    written = jnp.arange(tokens.shape[1]) < index + length
+    is_written = jnp.arange(tokens.shape[1]) < index + length
     mask = inputs.get(f"{prefix}attention_mask")
-    mask = jnp.broadcast_to(written if mask is None else (mask != 0) & written, tokens.shape)
+    mask = jnp.broadcast_to(is_written if mask is None else (mask != 0) & is_written, tokens.shape)
     mask = mask.astype(jnp.int32)
     complete = {**inputs, f"{prefix}input_ids": tokens, f"{prefix}attention_mask": mask}
     if f"{prefix}position_ids" in inputs:
@@ -328,9 +323,9 @@ def _linear_layer(entry: Mapping[str, jax.Array]) -> LinearAttentionLayer:
     for name, value in entry.items():
         if name == "position":
             continue
-        kind, _, number_text = name.rpartition("_state_")
+        state_name, _, number_text = name.rpartition("_state_")
         number, tensor = int(number_text), trace.as_tensors(value)
-        if kind == "conv":
+        if state_name == "conv":
             layer.conv_states[number] = tensor
             layer.conv_kernel_size[number] = value.shape[-1]
             layer.is_conv_states_initialized[number] = True
@@ -345,8 +340,8 @@ def _linear_layer(entry: Mapping[str, jax.Array]) -> LinearAttentionLayer:
 def _states_of(layer: LinearAttentionLayer) -> dict[str, jax.Array]:
     groups = (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
     return {
-        f"{kind}_state_{number}": trace.as_arrays(state)
-        for kind, group in groups
+        f"{name}_state_{number}": trace.as_arrays(state)
+        for name, group in groups
         for number, state in group.items()
         if state is not None
     }
@@ -356,7 +351,7 @@ def _states_of(layer: LinearAttentionLayer) -> dict[str, jax.Array]:
 
 
 def empty_cache(
-    model: FlaxBridgedPreTrainedModel, batch_size: int, max_length: int, *, history: bool = False
+    model: Any, batch_size: int, max_length: int, *, history: bool = False
 ) -> dict[str, Any]:
     """Returns an empty cache for a model.
 
@@ -369,14 +364,14 @@ def empty_cache(
     is_seq2seq = isinstance(model, Seq2SeqGeneration)
     plan = plan_cache(model.structure, is_seq2seq)
     dtype = model.precision.compute_dtype or jnp.float32
-    if history or plan.kind == "history":
+    if history or plan.cache_type == "history":
         tokens = jnp.zeros((batch_size, max_length, 1, 1), jnp.int32)
         unused = jnp.zeros((batch_size, 1, 1, 1), jnp.int8)
         index = jnp.zeros((), jnp.int32)
         return {HISTORY: {"cached_key": tokens, "cached_value": unused, "cache_index": index}}
     layers: dict[str, Any] = {}
     for number, shapes in plan.layers.items():
-        if plan.kind == "keys":
+        if plan.cache_type == "keys":
             layers[number] = {
                 name: jnp.zeros((batch_size, max_length, *shape[2:]), dtype)
                 for name, shape in shapes.items()
@@ -395,7 +390,7 @@ class BridgedCausalGeneration(CausalGeneration):
     def fixed_state(self) -> bool:
         """Whether the cache is a state that cannot be rewound."""
         model: Any = self
-        return plan_cache(model.structure, False).kind == "states"
+        return plan_cache(model.structure, False).cache_type == "states"
 
     def _empty_cache(self, size: Any) -> dict[str, Any]:
         model: Any = self

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
+from transformers.initialization import TORCH_INIT_FUNCTIONS
 
 from hfseq import nn
-from hfseq_plugins.bridge import trace
+from hfseq_plugins.bridge import state, trace
+from hfseq_plugins.bridge.dtypes import numpy_array
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.structure import Structure
+from hfseq_plugins.bridge.tensor import JaxTensor, from_array
 
 logger = logging.getLogger("hfseq")
+
+#: Maximum number of parameters of a PyTorch model that is constructed for its initial values.
+MAX_CONSTRUCTED = 300_000_000
 
 
 def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]:
@@ -29,7 +39,7 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
     """
     shapes = {name: tuple(p.shape) for name, p in structure.module.named_parameters()}
     try:
-        return _draw(structure, shapes)(key)
+        values = _draw(structure, shapes)(key)
     except UnsupportedModel as error:
         scale = getattr(structure.module.config, "initializer_range", 0.02)
         logger.warning(
@@ -37,14 +47,47 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
             "distribution with the standard deviation %s, vectors are zero, and the weights of "
             "norms are one",
             type(structure.module).__name__,
-            error.problem,
+            f"{error.problem}: {error.statement}",
             scale,
         )
         return _default_values(shapes, scale, key)
+    missing = {name: shape for name, shape in shapes.items() if name not in values}
+    return values | _constructed_values(structure, missing, key) if missing else values
+
+
+def _constructed_values(
+    structure: Structure, shapes: Mapping[str, tuple[int, ...]], key: jax.Array
+) -> dict[str, jax.Array]:
+    """Returns the values of parameters that only the constructors of PyTorch's modules set.
+
+    Args:
+        structure: The structure of the model.
+        shapes: The shapes of these parameters by name.
+        key: A PRNG key for models that are too large to be constructed.
+    """
+    size = sum(math.prod(shape) for shape in structure.shapes.values())
+    if size > MAX_CONSTRUCTED:
+        logger.warning(
+            "%s initializes these parameters in its constructor, which is not run for a model with "
+            "%d parameters, so they are drawn from a normal distribution: %s",
+            type(structure.module).__name__,
+            size,
+            ", ".join(sorted(shapes)[:5]),
+        )
+        return _default_values(shapes, 0.02, key)
+    if structure.constructed is None:
+        model_class: Any = type(structure.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = model_class._from_config(copy.deepcopy(structure.module.config))
+        parameters = dict(module.named_parameters())
+        structure.constructed = {n: numpy_array(parameters[n].detach()) for n in shapes}
+    return {name: jnp.asarray(value) for name, value in structure.constructed.items()}
 
 
 def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Returns the compiled initialization, which all models with the structure share."""
+    _replace_truncated_normal()
     if structure.initialize is None:
 
         def draw(key: jax.Array) -> dict[str, jax.Array]:
@@ -56,11 +99,43 @@ def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     return structure.initialize
 
 
+@functools.cache
+def _replace_truncated_normal() -> None:
+    """Lets Transformers initialize traced tensors with jax's truncated normal distribution.
+
+    PyTorch's function draws until all numbers are within the bounds, which cannot be compiled. All
+    other tensors are initialized by PyTorch's function.
+    """
+    original = TORCH_INIT_FUNCTIONS["trunc_normal_"]
+
+    @functools.wraps(original)
+    def truncated_normal(
+        tensor: torch.Tensor,
+        mean: float = 0.0,
+        std: float = 1.0,
+        a: float = -2.0,
+        b: float = 2.0,
+        generator: Any = None,
+    ) -> torch.Tensor:
+        keys = state.current().keys
+        if not isinstance(tensor, JaxTensor) or keys is None:
+            return original(tensor, mean=mean, std=std, a=a, b=b, generator=generator)
+        lower, upper = (a - mean) / std, (b - mean) / std
+        draws = jax.random.truncated_normal(keys.child().key, lower, upper, tuple(tensor.shape))
+        return tensor.copy_(from_array(mean + std * draws))
+
+    TORCH_INIT_FUNCTIONS["trunc_normal_"] = truncated_normal
+
+
 def _initialize(module: Any) -> dict[str, Any]:
     for part in module.modules():
         vars(part).pop("_is_hf_initialized", None)
     module.initialize_weights()
-    return dict(module.named_parameters())
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if not isinstance(parameter, JaxTensor) or parameter.node.root.version > 0
+    }
 
 
 def _default_values(

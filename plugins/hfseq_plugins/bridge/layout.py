@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hfseq.nn import trees
-
-if TYPE_CHECKING:
-    from hfseq_plugins.bridge.model import FlaxBridgedPreTrainedModel
 
 #: The tactic of a kernel and of a bias, for each style of Transformers' plans that splits a linear
 #: layer or an embedding matrix. Parameters with another style are not split over `tensor`.
@@ -27,13 +24,16 @@ STYLES = {
 }
 
 
-def sharding_rules(model: FlaxBridgedPreTrainedModel) -> list[tuple[str, str]]:
+def sharding_rules(model: Any) -> list[tuple[str, str]]:
     """Returns a rule for each parameter of a model.
 
     The tensor-parallel plan of the PyTorch class decides which parameters are split over `tensor`.
     All other matrices are split over `fsdp`, along the first dimension that is a multiple of 8, and
     vectors are replicated. The rules do not split parameters with more than two dimensions over
     `tensor`.
+
+    Args:
+        model: A bridged model.
     """
     plan = tensor_parallel_plan(model.structure.module)
     rules = []

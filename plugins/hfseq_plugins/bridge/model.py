@@ -75,7 +75,7 @@ class BridgedModule(nnx.Module):
         parts = dict(self.structure.module.named_modules())
         for layer in self.structure.layers:
             part = parts[layer.name]
-            if layer.kind != "plain":
+            if layer.layer_type != "plain":
                 above, _, last = layer.name.rpartition(".")
                 setattr(self._holder(above), last, new_layer(part, layer, rngs))
                 continue
@@ -93,18 +93,18 @@ class BridgedModule(nnx.Module):
 
     def _holder(self, name: str) -> Any:
         """Returns the module at a PyTorch name, which is created if it does not exist."""
-        here: Any = self
+        node: Any = self
         for part in name.split(".") if name else ():
-            if not hasattr(here, part):
-                setattr(here, part, Holder())
-            here = getattr(here, part)
-        return here
+            if not hasattr(node, part):
+                setattr(node, part, Holder())
+            node = getattr(node, part)
+        return node
 
     def _variable(self, path: trees.Path) -> nnx.Variable:
-        here: Any = self
+        node: Any = self
         for part in path:
-            here = getattr(here, part)
-        return here
+            node = getattr(node, part)
+        return node
 
     def tensors(self) -> tuple[dict[str, jax.Array], dict[str, trace.Layer]]:
         """Returns the PyTorch tensors by name, and the hfseq layers by the name of their module."""
@@ -125,10 +125,11 @@ class BridgedModule(nnx.Module):
                     value = value[tuple(slice(size) for size in shape)]
                 if name in structure.frozen:
                     value = jax.lax.stop_gradient(value)
-                tensors[name] = value if dtype is None else value.astype(dtype)
-            if layer.kind in ("linear", "conv1d", "layer_norm"):
+                is_float = jnp.issubdtype(value.dtype, jnp.floating)
+                tensors[name] = value.astype(dtype) if dtype is not None and is_float else value
+            if layer.layer_type in ("linear", "conv1d", "layer_norm"):
                 layers[layer.name] = module
-            elif layer.kind == "embedding":
+            elif layer.layer_type == "embedding":
                 part: Any = structure.module.get_submodule(layer.name)
                 layers[layer.name] = _lookup(module, part.padding_idx)
         for name, path in structure.buffer_paths.items():
@@ -179,6 +180,9 @@ class BridgedModule(nnx.Module):
                 if jnp.issubdtype(value.dtype, jnp.floating):
                     arguments[name] = value.astype(dtype)
         tensors, layers = self.tensors()
+        adapted = {n: f for n, f in layers.items() if getattr(f, "lora", None) is not None}
+        called: set[str] = set()
+        layers |= {n: _recording(f, called, n) for n, f in adapted.items()}
         values, buffers = trace.call(
             structure.module,
             tensors,
@@ -190,11 +194,27 @@ class BridgedModule(nnx.Module):
             make_output=_output,
             **options,
         )
+        if unused := sorted(adapted.keys() - called) if "function" not in options else []:
+            logger.warning(
+                "the adapters of %s have no effect in this call, because PyTorch's code does not "
+                "call these layers as modules",
+                ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else ""),
+            )
         for name, value in buffers.items():
             if name in structure.buffer_paths and call_options.train:
                 variable = self._variable(structure.buffer_paths[name])
                 variable.set_value(jax.lax.stop_gradient(value).astype(variable[...].dtype))
         return values if isinstance(values, outputs.FlaxModelOutput) else _plain_output(values)
+
+
+def _recording(layer: trace.Layer, called: set[str], name: str) -> trace.Layer:
+    """Returns a layer that adds its name to `called`."""
+
+    def call(x: jax.Array) -> jax.Array:
+        called.add(name)
+        return layer(x)
+
+    return call
 
 
 def _lookup(layer: nn.Embed, padding_idx: int | None) -> Callable[[jax.Array], jax.Array]:
@@ -238,13 +258,17 @@ def _plain_output(values: Any) -> Any:
     return _output_class("Output", tuple(values))(**values)
 
 
+def _field_names(output_class: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(output_class)}
+
+
 @functools.cache
 def _output_class(class_name: str, field_names: tuple[str, ...]) -> Any:
     """Returns the output class with the fields of an output class of PyTorch."""
-    known = getattr(outputs, f"Flax{class_name}", None)
+    native_class = getattr(outputs, f"Flax{class_name}", None)
     names = [name for name in field_names if not _is_cache(name)]
-    if known is not None and {*names} <= {field.name for field in dataclasses.fields(known)}:
-        return known
+    if native_class is not None and {*names} <= _field_names(native_class):
+        return native_class
     names.append("past_key_values")  # set by cached decoding
     return dataclasses.make_dataclass(
         f"Flax{class_name}",
@@ -391,8 +415,8 @@ def _count_frames(method: Callable[..., Any], samples: Any, add_adapter: bool = 
     """Returns the number of frames for a number of samples, with a method of PyTorch's class."""
     lengths = torch.as_tensor(np.asarray(samples, np.int64))
     options = {"add_adapter": add_adapter}
-    known = inspect.signature(method).parameters
-    frames = method(lengths, **{n: v for n, v in options.items() if n in known})
+    parameters = inspect.signature(method).parameters
+    frames = method(lengths, **{n: v for n, v in options.items() if n in parameters})
     return np.asarray(frames)
 
 
@@ -446,7 +470,9 @@ def input_names(class_name: str) -> tuple[str, ...]:
     inputs = [
         n for n in names if n not in (*_NOT_INPUTS, *_OPTIONS) and not n.startswith("logits_")
     ]
-    first = [name for name in _TEXT_INPUTS if name in inputs]
+    main = getattr(_torch_class(class_name), "main_input_name", None)
+    first = [name for name in (main, *_TEXT_INPUTS) if name in inputs and main == "input_ids"]
+    first = first or [name for name in inputs if name == main]
     return tuple(dict.fromkeys([*first, *inputs]))
 
 
@@ -545,9 +571,9 @@ def _model_call(names: tuple[str, ...]) -> Callable[..., Any]:
     def call(self: FlaxBridgedPreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         arguments.pop("self")
-        others = arguments.pop("inputs", {})
+        other_inputs = arguments.pop("inputs", {})
         options = {name: arguments.pop(name) for name in _CALL_OPTIONS if name in arguments}
-        return self.run({**arguments, **others}, **options)
+        return self.run({**arguments, **other_inputs}, **options)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     call.__doc__ = "Runs the model; see `FlaxPreTrainedModel.run`."

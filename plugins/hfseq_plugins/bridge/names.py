@@ -156,12 +156,12 @@ def _run(
         for name, tensor in tensors:
             dtype = tensor.dtype
             array = np.array(tensor.read(...), np.float32)
-            converter.add_tensor(target, name, pattern, torch.from_numpy(array))
+            converter.add_tensor(target, name, pattern, torch.from_numpy(array))  # type: ignore[arg-type]
     results = {}
     for name, value in converter.convert(target).items():
         value = value[0] if isinstance(value, list) else value
         values = np.ascontiguousarray(value.numpy())
-        results[name] = Tensor(values.shape, dtype, lambda index, values=values: values[index])
+        results[name] = Tensor(values.shape, dtype, values.__getitem__)
     return results
 
 

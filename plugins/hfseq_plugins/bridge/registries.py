@@ -298,7 +298,9 @@ def _describe(function: Callable[..., Any]) -> dict[str, Any] | None:
     if name == "bidirectional_mask_function":
         return {}
     if name == "sliding_window_overlay":
-        return {"left": values["sliding_window"] - 1}
+        # A window of 0 hides everything. Models that build such a mask do not use it.
+        window = values["sliding_window"]
+        return {"left": window - 1} if window else None
     if name == "sliding_window_bidirectional_overlay":
         return {"window": (values["sliding_window"], values["sliding_window"])}
     if name == "packed_sequence_mask_function":

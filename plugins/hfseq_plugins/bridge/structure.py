@@ -33,7 +33,7 @@ from hfseq_plugins.bridge.variables import Holder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-Kind = Literal["linear", "conv1d", "embedding", "table", "layer_norm", "plain"]
+LayerType = Literal["linear", "conv1d", "embedding", "table", "layer_norm", "plain"]
 
 #: Path components that stand for other names in the weight maps of hfseq.
 _RESERVED_LEAVES = ("kernel", "scale", "embedding", "mean", "var")
@@ -49,18 +49,18 @@ _LAYER_LEAVES = {
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A PyTorch module with parameters of its own.
+    """A PyTorch module that has parameters itself, not only in its submodules.
 
     Attributes:
         name: Name of the module in PyTorch.
-        kind: The hfseq layer that takes its place. `"table"` is an embedding matrix that PyTorch's
-            code looks up in its own way. Parameters of a `"plain"` module are used by PyTorch's
-            code.
+        layer_type: The hfseq layer that takes its place. `"table"` is an embedding matrix that
+            PyTorch's code looks up in its own way. PyTorch's code also uses the parameters of a
+            `"plain"` module.
         leaves: Maps the names of its parameters in PyTorch to the last components of their paths.
     """
 
     name: str
-    kind: Kind
+    layer_type: LayerType
     leaves: Mapping[str, str]
 
 
@@ -73,7 +73,7 @@ class Structure:
 
     Attributes:
         module: The PyTorch module. Its parameters have no values.
-        layers: The PyTorch modules with parameters of their own, in PyTorch's order.
+        layers: The PyTorch modules that have parameters themselves, in PyTorch's order.
         names: The PyTorch name of each variable by path.
         aliases: Maps the other names of tied parameters to the name in `names`.
         shapes: The shape of each parameter by PyTorch name.
@@ -85,6 +85,8 @@ class Structure:
 
     #: The compiled initialization (hfseq_plugins.bridge.initialization).
     initialize: Any = None
+    #: Initial values that only PyTorch's constructors set, by name.
+    constructed: dict[str, np.ndarray] | None = None
     #: The cache of generation (hfseq_plugins.bridge.generation).
     cache_plan: Any = None
 
@@ -126,13 +128,13 @@ class Structure:
                 if not parameter.requires_grad:
                     self.frozen.add(full)
             if own_names:
-                kind = _kind(part, own_names)
-                renamed = _LAYER_LEAVES.get(kind)
+                layer_type = _layer_type(part, own_names)
+                renamed = _LAYER_LEAVES.get(layer_type)
                 leaves = {
                     leaf: _plain_leaf(leaf) if renamed is None else renamed.get(leaf, leaf)
                     for leaf in own_names
                 }
-                self.layers.append(Layer(name, kind, leaves))
+                self.layers.append(Layer(name, layer_type, leaves))
                 for leaf, path_leaf in leaves.items():
                     self.names[(*_path(name), path_leaf)] = f"{name}.{leaf}" if name else leaf
         self.files = FileNames(self.module)
@@ -166,18 +168,18 @@ class Structure:
     def packs(self) -> bool:
         """Whether attention can be restricted to the documents of a packed row.
 
-        All tokens must interact through attention whose masks are made by Transformers' registry,
+        All tokens must interact through attention with masks from Transformers' registry,
         and positions must be an input.
         """
-        kind, config = type(self.module), self.module.config
-        source = vars(sys.modules[kind.__module__])
+        torch_class, config = type(self.module), self.module.config
+        source = vars(sys.modules[torch_class.__module__])
         makes_masks = any(n.startswith("create_") and n.endswith("_mask") for n in source)
         layer_types = set(getattr(config.get_text_config(), "layer_types", None) or ())
         mixes_otherwise = any(isinstance(m, torch.nn.Conv1d) for m in self.module.modules())
         return (
-            bool(getattr(kind, "_supports_attention_backend", False))
+            bool(getattr(torch_class, "_supports_attention_backend", False))
             and makes_masks
-            and not getattr(kind, "_is_stateful", False)
+            and not getattr(torch_class, "_is_stateful", False)
             and not mixes_otherwise
             and layer_types <= {"full_attention", "sliding_attention", "chunked_attention"}
             and not getattr(config, "is_encoder_decoder", False)
@@ -218,7 +220,7 @@ def forward_signature(torch_class: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _kind(part: torch.nn.Module, names: list[str]) -> Kind:
+def _layer_type(part: torch.nn.Module, names: list[str]) -> LayerType:
     exact = type(part)
     if exact is torch.nn.Linear and "weight" in names:
         return "linear"
@@ -261,7 +263,7 @@ def new_layer(part: torch.nn.Module, layer: Layer, rngs: nnx.Rngs) -> nnx.Module
     """Returns the hfseq layer that holds the parameters of a PyTorch module, filled with zeros."""
     zeros = jax.nn.initializers.zeros
     has_bias = "bias" in layer.leaves
-    match layer.kind:
+    match layer.layer_type:
         case "linear":
             assert isinstance(part, torch.nn.Linear)
             return nn.Linear(part.in_features, part.out_features, zeros, rngs, use_bias=has_bias)

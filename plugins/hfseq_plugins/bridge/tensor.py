@@ -1,18 +1,20 @@
 """Tensors of PyTorch that hold jax arrays.
 
-`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values are
-in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array, such
-as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that refers to
-its base, and a write to any of them changes what all others read. jax arrays themselves are never
-changed.
+`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values
+are in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array,
+such as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that
+refers to its base, and a write to any of them changes what all others read. jax arrays themselves
+are never changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,8 +23,8 @@ import numpy as np
 import torch
 
 from hfseq_plugins.bridge.dtypes import TORCH_DTYPES, numpy_array
-from hfseq_plugins.bridge.refusals import UnsupportedModel
-from hfseq_plugins.bridge.value_checks import passing_answer
+from hfseq_plugins.bridge.refusals import UnsupportedModel, model_frame
+from hfseq_plugins.bridge.value_checks import AssumedNumber, passing_answer
 
 Array = jax.Array
 
@@ -235,7 +237,9 @@ class JaxTensor(torch.Tensor):
     def item(self) -> Any:
         """Returns the value of a tensor with one element as a Python number."""
         answer = passing_answer(self)
-        return self.known("item()").item() if answer is None else answer
+        if answer is None:
+            return self.known("item()").item()
+        return answer if self.dtype == torch.bool else AssumedNumber(answer)
 
     def __bool__(self) -> bool:
         answer = passing_answer(self)
@@ -243,6 +247,13 @@ class JaxTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Returns the values as nested lists."""
+        from hfseq_plugins.bridge.replacements import TENSORS_AS_LISTS
+
+        frame = model_frame(sys._getframe(1))
+        if frame is not None and not self.node.is_constant:
+            code = frame.f_code
+            if (Path(code.co_filename).name, code.co_name) in TENSORS_AS_LISTS:
+                return self
         return self.known("tolist()").tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
@@ -283,6 +294,8 @@ def from_array(array: Array, dtype: torch.dtype | None = None) -> JaxTensor:
 
 def from_constant(tensor: torch.Tensor) -> JaxTensor:
     """Wraps a tensor of PyTorch whose values do not depend on any jax array."""
+    if isinstance(tensor, JaxTensor):
+        return tensor
     tensor = tensor.detach()
     node = Node(constant=tensor)
     return JaxTensor(

@@ -1,7 +1,7 @@
 """Tiny models and inputs for the model types of Transformers.
 
-Most configurations follow from rules about the names of their attributes. `tiny_sizes` has the sizes
-and inputs of the other types. Facts about valid sizes are from Transformers' own tests.
+Most configurations follow from rules about the names of their attributes. `tiny_sizes` has the
+sizes and inputs of the other types. Facts about valid sizes are from Transformers' own tests.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cohere_compass": {"text_config.layer_types": ["sliding_attention", "full_attention"]},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
     "csm": {"codec_config.upsample_groups": 32},
-    "dbrx": {"attn_config.rope_theta": 10000.0},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "donut-swin": _SWIN,
     "swin": _SWIN,
     "efficientnet": _EFFICIENTNET,
@@ -425,6 +425,9 @@ INPUTS: dict[str, Inputs] = {
     "videomae": _video(16),
     "vivit": _video(32),
     "vjepa2": _video(2, name="pixel_values_videos"),
+    "univnet": lambda config, random: {
+        "noise_sequence": _normal(random, 2, 64, config.model_in_channels)
+    },
     "vilt": _text_and_image(),
     "vit_mae": lambda config, random: {"noise": _normal(random, 2, 16)},
     "udop": lambda config, random: {"bbox": np.abs(_normal(random, 2, 16, 4)) % 1},

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hfseq import nn
 from hfseq.errors import WeightsError
-from hfseq_plugins.bridge import state
+from hfseq_plugins.bridge import replacements, state
 from hfseq_plugins.bridge.dispatch import BridgeMode
 from hfseq_plugins.bridge.dtypes import JAX_DTYPES, torch_tensor
 from hfseq_plugins.bridge.refusals import UnsupportedModel
@@ -87,6 +87,9 @@ def call(
     clone = _clone(module, tensors)
     for part in clone.modules():
         part.training = train
+        if type(part).__name__ in replacements.FORWARDS:
+            forward = replacements.FORWARDS[type(part).__name__]
+            part.forward = functools.partial(forward, part)
         if gradient_checkpointing and isinstance(part, GradientCheckpointingLayer):
             part.forward = functools.partial(_recompute, part.forward)
     for path, layer in (layers or {}).items():
@@ -94,15 +97,15 @@ def call(
     keys = nn.make_keys(rng)
     versions = {name: buffer.node.version for name, buffer in _jax_buffers(clone).items()}
     state.enter(state.TraceState(keys=keys, train=train, segment_ids=segment_ids))
-    numpy_state = np.random.get_state()[2] if train else None
+    numpy_state = _numpy_state() if train else None
+    arguments = {name: _input(value) for name, value in inputs.items()}
     try:
         with torch.enable_grad(), BridgeMode():
-            arguments = {name: _input(value) for name, value in inputs.items()}
             outputs = function(clone, **arguments) if function else clone(**arguments)
             result = _outputs(outputs, make_output)
     finally:
         state.leave()
-    if train and numpy_state != np.random.get_state()[2]:
+    if train and numpy_state != _numpy_state():
         raise UnsupportedModel(
             "it draws random numbers with NumPy, which would be the same in every step",
             operator="numpy.random",
@@ -114,6 +117,13 @@ def call(
         if buffer.node.version != versions.get(name, 0)
     }
     return result, changed
+
+
+def _numpy_state() -> tuple[int, int]:
+    """Returns the state of NumPy's global generator, which changes with each random number."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert isinstance(state, dict)
+    return int(state["state"]["pos"]), int(state["state"]["key"][0])
 
 
 def _jax_buffers(module: torch.nn.Module) -> dict[str, JaxTensor]:

@@ -25,6 +25,22 @@ _TORCH_CHECKS = {
 _LOGS = {"warn", "warning", "warning_once", "info", "debug", "error"}
 
 
+class AssumedNumber:
+    """A number in a condition whose comparisons all have the answer that avoids errors."""
+
+    def __init__(self, answer: bool):
+        self.answer = answer
+
+    def __bool__(self) -> bool:
+        return self.answer
+
+    def _compare(self, other: object) -> bool:
+        return self.answer
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
 def passing_answer(tensor: Any) -> bool | None:
     """Returns the answer to a condition on an unknown value that avoids errors and warnings.
 
@@ -47,7 +63,7 @@ def passing_answer(tensor: Any) -> bool | None:
     return _answer(frame.f_code.co_filename, frame.f_lineno)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _answer(file: str, line: int) -> bool | None:
     """Returns the answer for the statement at a line of a file."""
     for node in ast.walk(_parsed(file)):
@@ -57,7 +73,7 @@ def _answer(file: str, line: int) -> bool | None:
             continue
         if isinstance(node, ast.Assert):
             return _truth(node.test, True)
-        if not node.orelse and all(map(_only_reports, node.body)):
+        if not node.orelse and (all(map(_only_reports, node.body)) or _drops_mask(node)):
             return _truth(node.test, False)
     return None
 
@@ -77,22 +93,32 @@ def _only_reports(statement: ast.stmt) -> bool:
     return isinstance(function, ast.Attribute) and function.attr in _LOGS
 
 
+def _drops_mask(node: ast.If) -> bool:
+    """Whether a statement drops a mask that hides nothing: `if not mask.any(): mask = None`.
+
+    The mask then changes nothing, so it may as well be kept.
+    """
+    if len(node.body) != 1 or not isinstance(node.body[0], ast.Assign):
+        return False
+    target, value = node.body[0].targets[0], node.body[0].value
+    calls = {
+        call.func.attr
+        for call in ast.walk(node.test)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    }
+    is_none = isinstance(value, ast.Constant) and value.value is None
+    is_mask = isinstance(target, ast.Name) and "mask" in target.id
+    return is_none and is_mask and bool(calls) and calls <= {"any", "all"}
+
+
 def _truth(test: ast.expr, wanted: bool) -> bool | None:
     """Returns the truth of a tensor that gives a condition the required truth.
 
-    Every tensor in the condition gets the same answer, so conditions that compare Python numbers
-    have none.
+    Every tensor in the condition gets the same answer.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _truth(test.operand, not wanted)
     if isinstance(test, ast.BoolOp):
         answers = {_truth(value, wanted) for value in test.values}
         return wanted if answers == {wanted} else None
-    if isinstance(test, ast.Compare):
-        calls = [
-            n.func.attr
-            for n in ast.walk(test)
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
-        ]
-        return None if {"item", "tolist"} & set(calls) else wanted
     return wanted

@@ -363,11 +363,13 @@ def _adaptive_max_pool(x: Array, size: Any) -> tuple[Array, Array]:
 # ---------------------------------------------------------------------------------------
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    d = np.abs(distance)
+def _cubic(distance: Any, a: float = -0.75) -> Any:
+    """Computes the weights of cubic interpolation (Keys, 1981) for distances in elements."""
+    library = np if isinstance(distance, np.ndarray) else jnp
+    d = abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    return library.where(d <= 1, near, library.where(d < 2, far, 0.0))
 
 
 def _triangle(distance: np.ndarray) -> np.ndarray:
@@ -403,7 +405,7 @@ def _resize_matrix(
         weight = (
             _triangle(low + offset - centers)
             if kind == "linear"
-            else _cubic(low + offset - centers, -0.75)
+            else _cubic(low + offset - centers)
         )
         np.add.at(matrix, (np.arange(new), np.clip(low + offset, 0, length - 1)), weight)
     return matrix
@@ -488,17 +490,15 @@ for _count in (1, 2, 3):
 def _grid_sampler(
     x: Array, grid: Array, mode: int = 0, padding_mode: int = 0, align_corners: bool = False
 ) -> Array:
-    if mode == 2:
-        raise NotImplementedError("bicubic sampling")
     height, width = x.shape[2:]
 
-    def position(coordinate: Array, size: int) -> Array:
+    def unnormalize(coordinate: Array, size: int) -> Array:
         if align_corners:
-            place = (coordinate + 1) / 2 * (size - 1)
-            low, high = 0.0, float(size - 1)
-        else:
-            place = ((coordinate + 1) * size - 1) / 2
-            low, high = -0.5, size - 0.5
+            return (coordinate + 1) / 2 * (size - 1)
+        return ((coordinate + 1) * size - 1) / 2
+
+    def into_image(place: Array, size: int) -> Array:
+        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
         if padding_mode == 1:
             place = jnp.clip(place, 0, size - 1)
         elif padding_mode == 2:
@@ -509,7 +509,7 @@ def _grid_sampler(
             place = jnp.clip(place, 0, size - 1)
         return place
 
-    px, py = position(grid[..., 0], width), position(grid[..., 1], height)
+    px, py = unnormalize(grid[..., 0], width), unnormalize(grid[..., 1], height)
 
     def at(row: Array, column: Array) -> Array:
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -518,6 +518,14 @@ def _grid_sampler(
         values = jax.vmap(lambda image, i, j: image[:, i, j])(x, row, column)
         return values * inside[:, None]
 
+    if mode == 2:
+        left, top = jnp.floor(px), jnp.floor(py)
+        columns = [(into_image(left + i, width), _cubic(px - left - i)) for i in range(-1, 3)]
+        rows = [(into_image(top + i, height), _cubic(py - top - i)) for i in range(-1, 3)]
+        return sum(
+            at(row, column) * (wy * wx)[:, None] for row, wy in rows for column, wx in columns
+        )
+    px, py = into_image(px, width), into_image(py, height)
     if mode == 1:
         return at(jnp.round(py), jnp.round(px))
     left, top = jnp.floor(px), jnp.floor(py)

@@ -128,6 +128,13 @@ def _cummax(x: Array, dim: int) -> tuple[Array, Array]:
     return values, lax.cummax(jnp.where(x == values, places, 0), dim % x.ndim)
 
 
+@operator("cummin")
+def _cummin(x: Array, dim: int) -> tuple[Array, Array]:
+    values = lax.cummin(x, dim % x.ndim)
+    places = lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
+    return values, lax.cummax(jnp.where(x == values, places, 0), dim % x.ndim)
+
+
 @operator("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype")
 def vector_norm(
     x: Array, order: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None

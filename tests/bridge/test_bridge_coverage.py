@@ -1,0 +1,140 @@
+"""The coverage table: a sample of model types agrees with PyTorch, and results become a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+from hfseq.cli import main  # noqa: E402
+from hfseq.errors import DataError, UsageError  # noqa: E402
+from hfseq_plugins.bridge import coverage, coverage_worker, tiny  # noqa: E402
+from hfseq_plugins.bridge.coverage import Result  # noqa: E402
+
+RESULTS = Path(__file__).parents[2] / "docs" / "bridge_coverage.json"
+#: Encoders, decoders, mixtures of experts, state-space, image, audio and time-series models.
+SAMPLE = [
+    *("bert", "deberta-v2", "fnet", "mpnet", "nystromformer"),
+    *("llama", "falcon", "gemma2", "olmo3", "phi3", "opt", "bloom"),
+    *("mixtral", "dbrx", "switch_transformers"),
+    *("mamba2", "rwkv", "t5"),
+    *("vit", "convnext", "dinov2", "videomae"),
+    *("audio-spectrogram-transformer", "wav2vec2", "patchtst"),
+]
+SHARDS = 12
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_forward_pass_agrees_with_pytorch(model_type):
+    result = coverage_worker.compare(model_type, ())
+    assert result.forward_agrees, coverage.line(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(1, SHARDS + 1))
+def test_stored_results_hold(shard):
+    stored = {entry["model_type"]: Result(**entry) for entry in read()["results"]}
+    types = coverage.select_types(None, f"{shard}/{SHARDS}")
+    changed = [
+        coverage.line(result)
+        for result in coverage.compare_all(types, timeout=600, checks=("gradient",))
+        if result.model_type in stored
+        and stored[result.model_type].status == "agrees" != result.status
+    ]
+    assert not changed
+
+
+def read():
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def test_stored_results_meet_the_goals_of_the_bridge():
+    if not RESULTS.exists():
+        pytest.skip("there are no stored results")
+    results = [Result(**entry) for entry in read()["results"]]
+    compared = [result for result in results if result.runs_in_pytorch]
+    assert sum(result.forward_agrees for result in compared) >= 0.97 * len(compared)
+    for result in compared:
+        assert result.status != "refused" or result.reason
+
+
+AGREES = Result("bert", "BertModel", forward_error=1e-7, gradient_error=2e-6, gradient_name="w")
+DIFFERS = dataclasses.replace(AGREES, model_type="gpt2", forward_error=3e-4, forward_name="logits")
+REFUSED = Result(
+    "led",
+    "LEDModel",
+    stage="run",
+    reason="item() | asks",
+    operator="item()",
+    place="modeling_led.py, line 3, in forward",
+    solution="pass it",
+)
+ABSENT = Result("bark", stage="build", reason="no <forward>")
+
+
+def test_table_lists_reasons_and_counts(tmp_path):
+    page = tmp_path / "bridge.md"
+    page.write_text(f"# Bridge\n\n{coverage.BEGIN}\nold\n{coverage.END}\n\nend\n")
+    for _ in range(2):  # the result does not grow
+        coverage.update_table(page, [REFUSED, AGREES, ABSENT, DIFFERS])
+    text = page.read_text()
+    assert text.startswith("# Bridge\n") and text.endswith("\n\nend\n") and "old" not in text
+    assert f"Transformers {transformers.__version__}" in text
+    assert "4 model types. Tiny models of 3 of them run in PyTorch." in text
+    assert "agrees for 1 of 3 (33.3 %)" in text
+    assert "| `led` | refused | item() | modeling_led.py, line 3, in forward | pass it |" in text
+    assert "| `gpt2` | forward differs by 3.0e-04 | logits |" in text
+    assert "These 1 model types agree:\n\n`bert`." in text
+    assert "| `bark` | build | no &lt;forward> |" in text
+    (tmp_path / "other.md").write_text("# nothing\n")
+    with pytest.raises(DataError, match="does not contain the lines"):
+        coverage.update_table(tmp_path / "other.md", [AGREES])
+
+
+def test_command_compares_types_and_keeps_other_results(tmp_path, capsys):
+    output, page = tmp_path / "results.json", tmp_path / "page.md"
+    page.write_text(f"{coverage.BEGIN}\n{coverage.END}\n")
+    entries = [dataclasses.asdict(result) for result in (AGREES, DIFFERS)]
+    output.write_text(json.dumps({"results": entries}))
+    arguments = ["--types", "fnet", "--checks", "--output", str(output), "--table", str(page)]
+    assert main(["bridge", "coverage", *arguments]) == 0
+    stored = json.loads(output.read_text())
+    assert [entry["model_type"] for entry in stored["results"]] == ["bert", "fnet", "gpt2"]
+    assert stored["transformers"] == transformers.__version__
+    assert stored["results"][1]["forward_error"] < 1e-5
+    assert "fnet: agrees, forward" in capsys.readouterr().out and "`gpt2`" in page.read_text()
+
+
+def test_type_that_takes_too_long_is_ended():
+    results = list(coverage.compare_all(["bert", "gpt2"], timeout=0.05))
+    assert [result.model_type for result in results] == ["bert", "gpt2"]
+    assert all("more than 0.05 seconds" in result.reason for result in results)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--types", "bertt"], "'bertt'; did you mean 'bert'"),
+        (["--shard", "3/2"], "--shard 3/2"),
+        (["--shard", "one"], "--shard one"),
+        (["--types", "bert", "--output", "{broken}"], "not a file of coverage results"),
+        (["--only_table", "--output", "{absent}"], "contains no results"),
+    ],
+    ids=["type", "shard", "shard text", "output", "no results"],
+)
+def test_bad_arguments_are_one_error(arguments, message, tmp_path, capsys):
+    (tmp_path / "broken.json").write_text("{}")
+    paths = {"{broken}": tmp_path / "broken.json", "{absent}": tmp_path / "absent.json"}
+    words = [str(paths.get(word, word)) for word in arguments]
+    assert main(["bridge", "coverage", *words]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_tiny_configurations_reject_unknown_types():
+    with pytest.raises(UsageError, match="no model type 'lama'; did you mean 'llama'"):
+        tiny.tiny_config("lama")
