@@ -221,12 +221,13 @@ def check_heads(model: HasHeads, mesh: Mesh) -> None:
     """
     tensor_shards, config = mesh.shape["tensor"], model.config.to_dict()
     parts = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
-    for name, heads in (
+    counts = (
         (name, heads)
-        for c in (config, *parts)
+        for values in (config, *parts)
         for name in model.head_counts
-        for heads in np.ravel(c.get(name) or 0).tolist()  # one number, or one per stage
-    ):
+        for heads in np.ravel(values.get(name) or 0).tolist()  # one number, or one per stage
+    )
+    for name, heads in counts:
         if heads and heads % tensor_shards:
             fits = [n for n in range(1, heads + 1) if heads % n == 0]
             raise UsageError(
