@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import hfseq
+import hfseq_plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -45,8 +46,7 @@ def test_every_package_has_an_init_file(package):
 def test_every_family_folder_is_a_plugin():
     folders = {path.parent.name for path in (ROOT / "plugins/hfseq_plugins").glob("*/__init__.py")}
     registered = {entry.plugin for entry in hfseq.plugins.load().architectures.entries()}
-    # shared by Llama-like families
-    assert registered == folders - {"decoder"}
+    assert registered == folders - set(hfseq_plugins.SHARED)
 
 
 def test_every_data_file_is_packaged():
