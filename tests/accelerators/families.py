@@ -153,7 +153,8 @@ FAMILIES = {
     "ernie": Family(f"{_ENCODER},use_task_id=true", 1, _WEIGHTS),
     "gte": Family(_ENCODER, 1, _WEIGHTS),
     "jina_embeddings_v3": Family(_ENCODER, 1, _WEIGHTS),
-    "mobilebert": Family(f"{_ENCODER},intra_bottleneck_size=256", 1, _WEIGHTS),
+    # Three embeddings of 128 features would have the size of LENGTH.
+    "mobilebert": Family(f"{_ENCODER},intra_bottleneck_size=256,embedding_size=64", 1, _WEIGHTS),
     "mpnet": Family(
         _ENCODER, 1, _WEIGHTS, flash=4, splash=False, squares=_TWO,
         because="its bias has a gradient by a kernel of its own; splash knows no bias",

@@ -23,10 +23,14 @@ WHOLE = {
     r"(fc_out|out_lin|output_dense|lin2|(self_)?attention/dense|ffn_output|dense_4h_to_h)/bias$": (
         "row biases of other names"
     ),
+    r"rel_embeddings/embedding$": "relative positions",
+    r"attn/o/bias$": "row biases of MPNet",
+    r"bottleneck/((input|attention)/)?dense/(kernel|bias)$": "bottlenecks",
+    r"(embedding_transformation|embed_proj)/(kernel|bias)$": "from the width of the tables",
     r"(embeddings_project|embedding_hidden_mapping_in|project_(in|out))/(kernel|bias)$": (
         "from the width of the tables to that of the layers"
     ),
-    r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
+    r"(position|t(oken|ask)_type)_embeddings/embedding$|wpe/|embed_positions/": "positions, types",
     r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "image positions",
     r"(mask_token|masked_spec_embed|lambda_?[12])$": "a vector for all positions",
     r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
