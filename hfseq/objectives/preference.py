@@ -35,10 +35,11 @@ from hfseq.objectives.base import (
     Sample,
 )
 from hfseq.objectives.log_probabilities import TokenStatistics, segment_sums, token_statistics
+from hfseq.objectives.seq2seq import set_decoder_start
 from hfseq.objectives.sft import add_stop_token, generate_samples
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.plugins import Plugins
@@ -103,6 +104,14 @@ class PreferenceObjective(Objective):
         """Returns the language modeling head of decoders or of encoder-decoders."""
         is_pair = getattr(config, "is_encoder_decoder", False)
         return "ForSeq2SeqLM" if is_pair else "ForCausalLM"
+
+    @classmethod
+    def configure(
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
+    ) -> None:
+        """Sets the start token of a decoder with an encoder, if it is not configured."""
+        if getattr(config, "is_encoder_decoder", False):
+            set_decoder_start(config, tokenizer)
 
     def setup(self) -> None:
         """Sets the tokenizer's chat template and end-of-turn token."""

@@ -77,6 +77,25 @@ class TextTargetObjective(Objective):
         return [rows[number * len(rows) // max_samples] for number in range(max_samples)]
 
 
+def set_decoder_start(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sets the decoder start token to the padding token, as in T5, if it is not configured."""
+    if getattr(config, "decoder_start_token_id", None) is not None:
+        return
+    start = getattr(config, "pad_token_id", None)
+    start = tokenizer.pad_token_id if start is None else start
+    if start is None:
+        raise UsageError(
+            "the configuration has no decoder_start_token_id, and neither the configuration "
+            "nor the tokenizer has a padding token. Set --config_overrides "
+            "decoder_start_token_id=N."
+        )
+    logger.warning(
+        "the configuration has no decoder_start_token_id: using %d, the padding token",
+        start,
+    )
+    config.decoder_start_token_id = start
+
+
 class Seq2SeqLM(Objective):
     """Base class of objectives that predict a text with an encoder-decoder model.
 
@@ -103,21 +122,7 @@ class Seq2SeqLM(Objective):
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
         """Sets the decoder start token to the padding token, as in T5, if it is not configured."""
-        if getattr(config, "decoder_start_token_id", None) is not None:
-            return
-        start = getattr(config, "pad_token_id", None)
-        start = tokenizer.pad_token_id if start is None else start
-        if start is None:
-            raise UsageError(
-                "the configuration has no decoder_start_token_id, and neither the configuration "
-                "nor the tokenizer has a padding token. Set --config_overrides "
-                "decoder_start_token_id=N."
-            )
-        logger.warning(
-            "the configuration has no decoder_start_token_id: using %d, the padding token",
-            start,
-        )
-        config.decoder_start_token_id = start
+        set_decoder_start(config, tokenizer)
 
     def loss(
         self,

@@ -167,7 +167,7 @@ def test_bfloat16_starts_at_the_same_constants(tune):
 def test_encoder_decoders_learn_preferences(tune, folder, kind, objective):
     sides = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=2,decoder_attention_heads=2"
     sizes = {
-        "t5": "d_model=16,d_kv=8,d_ff=32,num_layers=1,num_heads=2,decoder_start_token_id=0",
+        "t5": "d_model=16,d_kv=8,d_ff=32,num_layers=1,num_heads=2",
         "bart": f"d_model=16,encoder_ffn_dim=32,decoder_ffn_dim=32,{sides}",
         "wmt_transformer": f"d_model=16,encoder_ffn_dim=32,decoder_ffn_dim=32,{sides}",
     }[kind]
