@@ -172,35 +172,6 @@ def test_every_switch_of_a_row_changes_the_model(family, monkeypatch):
         assert not same or not close(other(tokens, params=model.params).logits, expected), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_default_configuration_has_pytorchs_names_and_shapes(family):
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    from hfseq.checkpoints.weights import torch_axes
-
-    spec = plugins.load().architectures.get(family)
-    for head in heads(family):
-        model = spec.load_head(head)(spec.load_config()(), _do_init=False)
-        with torch.device("meta"):
-            theirs = getattr(transformers, model.torch_class_name())(spec.load_config()())
-        names = model.file_map
-        expected = {
-            names.resolve_name(name): tuple(value.shape)
-            for name, value in theirs.named_parameters()
-            if name not in names.aliases
-        }
-        actual = {}
-        for path, leaf in trees.flatten(model.abstract_params).items():
-            axes = torch_axes(path, len(leaf.shape)) or range(len(leaf.shape))
-            shape = [0] * len(leaf.shape)
-            for position, axis in enumerate(axes):
-                shape[axis] = leaf.shape[position]
-            actual[names.torch_name(path)] = tuple(shape)
-        assert actual == expected, head
-
-
 # -- checkpoints
 # ------------------------------------------------------------------------------------
 
