@@ -140,14 +140,21 @@ def test_padding_on_the_right_does_not_change_generated_tokens(family):
         assert np.array_equal(together[row, 9:], alone[0, length:])
 
 
+#: Options that only refuse configurations.
+CHECKED = ("window_required", "square_output")
+
+
 def switches(family):
-    """Returns the names of the options that differ from the default values."""
+    """Returns pairs of an option that differs from its default, and another value of it."""
     row = options.FAMILY_OPTIONS[family]
-    return [
-        field.name
-        for field in dataclasses.fields(row)
-        if getattr(row, field.name) != field.default and not field.name.endswith("_dropout")
-    ]
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if value == field.default or field.name in CHECKED or field.name.endswith("_dropout"):
+            continue
+        if isinstance(field.default, bool):
+            yield field.name, not options.is_enabled(config(family), value)
+        else:
+            yield field.name, field.default
 
 
 @pytest.mark.slow
@@ -156,9 +163,8 @@ def test_every_switch_of_a_row_changes_the_model(family, monkeypatch):
     model = built(family, hidden_size=32)
     tokens, row = ids(2, 16), options.FAMILY_OPTIONS[family]
     expected = model(tokens).logits
-    for name in switches(family):
-        default = getattr(options.FamilyOptions(), name)
-        changed = dataclasses.replace(row, **{name: default})
+    for name, value in switches(family):
+        changed = dataclasses.replace(row, **{name: value})
         monkeypatch.setitem(options.FAMILY_OPTIONS, family, changed)
         try:
             other = type(model)(model.config, _do_init=False)
@@ -170,35 +176,6 @@ def test_every_switch_of_a_row_changes_the_model(family, monkeypatch):
         ]
         same = shapes[0] == shapes[1]
         assert not same or not close(other(tokens, params=model.params).logits, expected), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_default_configuration_has_pytorchs_names_and_shapes(family):
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    from hfseq.checkpoints.weights import torch_axes
-
-    spec = plugins.load().architectures.get(family)
-    for head in heads(family):
-        model = spec.load_head(head)(spec.load_config()(), _do_init=False)
-        with torch.device("meta"):
-            theirs = getattr(transformers, model.torch_class_name())(spec.load_config()())
-        names = model.file_map
-        expected = {
-            names.resolve_name(name): tuple(value.shape)
-            for name, value in theirs.named_parameters()
-            if name not in names.aliases
-        }
-        actual = {}
-        for path, leaf in trees.flatten(model.abstract_params).items():
-            axes = torch_axes(path, len(leaf.shape)) or range(len(leaf.shape))
-            shape = [0] * len(leaf.shape)
-            for position, axis in enumerate(axes):
-                shape[axis] = leaf.shape[position]
-            actual[names.torch_name(path)] = tuple(shape)
-        assert actual == expected, head
 
 
 # -- checkpoints

@@ -230,7 +230,9 @@ FAMILY_OPTIONS = {
         ),
     ),
     "cohere": _COHERE,
-    "cohere2": dataclasses.replace(_COHERE, qk_norm="", rotary="sliding", window_required=True),
+    "cohere2": dataclasses.replace(
+        _COHERE, qk_norm="", qk_norm_enabled=True, rotary="sliding", window_required=True
+    ),
     "stablelm": FamilyOptions(
         qkv_bias="use_qkv_bias",
         qk_norm="layer_list",
