@@ -37,7 +37,7 @@ def build(config: transformers.PreTrainedConfig, class_name: str) -> torch.nn.Mo
         module = model_class._from_config(config)
     module.eval()
     for parameter in module.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        parameter._is_hf_initialized = True
     for part in module.modules():
         for name, buffer in list(part._buffers.items()):
             if buffer is not None and buffer.is_meta:

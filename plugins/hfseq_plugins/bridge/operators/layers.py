@@ -271,13 +271,13 @@ def _window(
 
 
 def _max_pool(
+    n: int,
     x: Array,
     size: Any,
     stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
-    n: int = 2,
 ) -> tuple[Array, Array]:
     windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
     lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
@@ -289,15 +289,16 @@ def _max_pool(
 
 @operator("max_pool2d_with_indices")
 def _max_pool2d(x: Array, *args: Any) -> tuple[Array, Array]:
-    return _max_pool(x, *args, n=2)
+    return _max_pool(2, x, *args)
 
 
 @operator("max_pool3d_with_indices")
 def _max_pool3d(x: Array, *args: Any) -> tuple[Array, Array]:
-    return _max_pool(x, *args, n=3)
+    return _max_pool(3, x, *args)
 
 
 def _avg_pool(
+    n: int,
     x: Array,
     size: Any,
     stride: Any = (),
@@ -305,7 +306,6 @@ def _avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-    n: int = 2,
 ) -> Array:
     windows, strides, _, pads = _window(x, size, stride, padding, 1, ceil_mode, n)
     zero = jnp.zeros((), x.dtype)
@@ -322,17 +322,17 @@ def _avg_pool(
 
 @operator("avg_pool1d")
 def _avg_pool1d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=1)
+    return _avg_pool(1, x, *args)
 
 
 @operator("avg_pool2d")
 def _avg_pool2d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=2)
+    return _avg_pool(2, x, *args)
 
 
 @operator("avg_pool3d")
 def _avg_pool3d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=3)
+    return _avg_pool(3, x, *args)
 
 
 def _adaptive_pool(x: Array, size: Any, method: str) -> Array:
@@ -412,7 +412,7 @@ def _resize_matrix(
 
 
 def _new_sizes(x: Array, size: Any, scales: Any, n: int) -> tuple[list[int], list[float | None]]:
-    factors = list(scales) if scales else [None] * n
+    factors: list[Any] = list(scales) if scales else [None] * n
     if size is not None:
         return list(size), [None] * n if scales is None else factors
     return [math.floor(s * f) for s, f in zip(x.shape[2:], factors, strict=True)], factors
