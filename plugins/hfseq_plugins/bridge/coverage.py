@@ -8,6 +8,7 @@ docs/bridge.md between two markers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -235,7 +236,8 @@ class _Worker:
             env=environment,
         )
         self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -259,6 +261,11 @@ class _Worker:
         code = self.process.poll()
         self.process.kill()
         self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         if code is None:
             return f"it took more than {timeout:g} seconds"
         return f"the process ended with exit code {code}"

@@ -38,7 +38,7 @@ class AssumedNumber:
         return self.answer
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
 
 def passing_answer(tensor: Any) -> bool | None:
