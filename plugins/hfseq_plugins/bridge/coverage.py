@@ -345,13 +345,13 @@ def table(results: Sequence[Result]) -> str:
         "",
     ]
     ordered = sorted(results, key=lambda result: result.model_type)
-    others = [result for result in ordered if result.status in ("differs", "refused")]
-    if others:
+    problems = [result for result in ordered if result.status in ("differs", "refused")]
+    if problems:
         lines += [
             "| Model type | Result | Reason | Where | What would be needed |",
             "| --- | --- | --- | --- | --- |",
         ]
-        lines += [_row(result) for result in others]
+        lines += [_row(result) for result in problems]
         lines.append("")
     agreeing = [result for result in ordered if result.status == "agrees"]
     lines += [f"These {len(agreeing)} model types agree:", ""]
@@ -378,14 +378,14 @@ def _row(result: Result) -> str:
         cells = [result.operator or result.reason, result.place, result.solution]
         return f"| `{result.model_type}` | refused | {' | '.join(map(_cell, cells))} |"
     if not result.forward_agrees:
-        what = f"forward differs by {result.forward_error:.1e}"
+        description = f"forward differs by {result.forward_error:.1e}"
         name = result.forward_name
     elif result.gradient_error is None:
-        what, name = "forward agrees, no gradient", result.reason
+        description, name = "forward agrees, no gradient", result.reason
     else:
-        what = f"forward agrees, gradient differs by {result.gradient_error:.1e}"
+        description = f"forward agrees, gradient differs by {result.gradient_error:.1e}"
         name = result.gradient_name
-    cells = [what, name, result.place, result.solution]
+    cells = [description, name, result.place, result.solution]
     return f"| `{result.model_type}` | {' | '.join(map(_cell, cells))} |"
 
 

@@ -55,9 +55,11 @@ def _model_class(config: transformers.PreTrainedConfig, class_name: str) -> Any:
 
     for entry in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if entry.name.startswith("modeling_"):
-            found = getattr(importlib.import_module(f"{package}.{entry.name}"), class_name, None)
-            if found is not None:
-                return found
+            model_class = getattr(
+                importlib.import_module(f"{package}.{entry.name}"), class_name, None
+            )
+            if model_class is not None:
+                return model_class
     raise AttributeError(f"Transformers has no class {class_name}")
 
 

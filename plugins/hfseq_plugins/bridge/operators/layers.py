@@ -377,7 +377,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def _resize_matrix(
-    length: int, new: int, kind: str, align_corners: bool, factor: float | None, antialias: bool
+    length: int, new: int, method: str, align_corners: bool, factor: float | None, antialias: bool
 ) -> np.ndarray:
     """Returns the matrix `(new, length)` that interpolates along an axis.
 
@@ -393,9 +393,9 @@ def _resize_matrix(
     if antialias:
         width = max(step, 1.0)
         distance = (np.arange(length)[None] - centers[:, None]) / width
-        matrix = _triangle(distance) if kind == "linear" else _cubic(distance, -0.5)
+        matrix = _triangle(distance) if method == "linear" else _cubic(distance, -0.5)
         return matrix / matrix.sum(1, keepdims=True)
-    if kind == "linear":
+    if method == "linear":
         centers = centers if align_corners else np.maximum(centers, 0)
         reach: tuple[int, ...] = (0, 1)
     else:
@@ -404,7 +404,7 @@ def _resize_matrix(
     for offset in reach:
         weight = (
             _triangle(low + offset - centers)
-            if kind == "linear"
+            if method == "linear"
             else _cubic(low + offset - centers)
         )
         np.add.at(matrix, (np.arange(new), np.clip(low + offset, 0, length - 1)), weight)
@@ -422,7 +422,7 @@ def _interpolate(
     x: Array,
     size: Any,
     scales: Any,
-    kind: str,
+    method: str,
     align_corners: bool = False,
     antialias: bool = False,
 ) -> Array:
@@ -430,23 +430,23 @@ def _interpolate(
     sizes, factors = _new_sizes(x, size, scales, n)
     y = x.astype(jnp.float32)
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        matrix = _resize_matrix(x.shape[axis], new, kind, align_corners, factor, antialias)
+        matrix = _resize_matrix(x.shape[axis], new, method, align_corners, factor, antialias)
         product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
         y = jnp.moveaxis(product, -1, axis)
     return y.astype(x.dtype)
 
 
-def _add_interpolation(name: str, kind: str, n: int) -> None:
+def _add_interpolation(name: str, method: str, n: int) -> None:
     @operator(f"{name}.vec")
     def by_size_or_factor(
         x: Array, size: Any, align_corners: bool = False, scales: Any = None
     ) -> Array:
-        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
+        return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
     @operator(f"{name}.default")
     def by_size(x: Array, size: Any, align_corners: bool = False, *factors: Any) -> Array:
         scales = factors if len(factors) == n and all(factors) else None
-        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
+        return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
 
 _add_interpolation("upsample_linear1d", "linear", 1)
