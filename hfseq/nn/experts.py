@@ -105,24 +105,26 @@ def mix_experts(
         blocks = -(-len(order) // size) + num_experts
         block_counts = -(-sizes // size)
         block_ends = jnp.cumsum(block_counts)
-        places = (block_ends - block_counts)[expert] * size + rank - starts[expert]
+        row_numbers = (block_ends - block_counts)[expert] * size + rank - starts[expert]
         block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
         block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
         num_rows = blocks * size
         layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
     else:
-        places, num_rows = rank, len(order)
+        row_numbers, num_rows = rank, len(order)
         layout = ExpertRows(expert[order], sizes=sizes)
     # The number of the pair in each row. Rows without a pair get the number after the last pair.
     pairs = jnp.full(num_rows, len(order), jnp.int32)
-    pairs = pairs.at[jnp.where(is_valid, places, num_rows)].set(
+    pairs = pairs.at[jnp.where(is_valid, row_numbers, num_rows)].set(
         jnp.arange(len(order), dtype=jnp.int32), mode="drop"
     )
-    places = jnp.where(is_valid, places, 0).reshape(tokens, choices)
+    row_numbers = jnp.where(is_valid, row_numbers, 0).reshape(tokens, choices)
     is_valid = is_valid.reshape(tokens, choices)
-    outputs = experts(_spread(x, pairs, places, is_valid), layout)
-    chosen = _gather(outputs, pairs, places, is_valid).astype(jnp.float32)
-    return jnp.einsum("tkf,tk->tf", chosen, expert_weights.astype(jnp.float32)).astype(x.dtype)
+    outputs = experts(_spread(x, pairs, row_numbers, is_valid), layout)
+    choice_outputs = _gather(outputs, pairs, row_numbers, is_valid).astype(jnp.float32)
+    return jnp.einsum("tkf,tk->tf", choice_outputs, expert_weights.astype(jnp.float32)).astype(
+        x.dtype
+    )
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
@@ -144,22 +146,24 @@ def _take_rows(x: jax.Array, pairs: jax.Array, choices: int) -> jax.Array:
 
 
 @jax.custom_vjp
-def _spread(x: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array) -> jax.Array:
+def _spread(
+    x: jax.Array, pairs: jax.Array, row_numbers: jax.Array, is_valid: jax.Array
+) -> jax.Array:
     """Copies each token, `(tokens, features)`, to the rows of its experts."""
-    return _take_rows(x, pairs, places.shape[1])
+    return _take_rows(x, pairs, row_numbers.shape[1])
 
 
 def _spread_forward(
-    x: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+    x: jax.Array, pairs: jax.Array, row_numbers: jax.Array, is_valid: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _spread(x, pairs, places, is_valid), (places, is_valid)
+    return _spread(x, pairs, row_numbers, is_valid), (row_numbers, is_valid)
 
 
 def _spread_backward(
     residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
-    places, is_valid = residuals
-    rows = jnp.where(is_valid[..., None], gradient[places], 0).astype(jnp.float32)
+    row_numbers, is_valid = residuals
+    rows = jnp.where(is_valid[..., None], gradient[row_numbers], 0).astype(jnp.float32)
     return rows.sum(1).astype(gradient.dtype), None, None, None
 
 
@@ -168,16 +172,16 @@ _spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def _gather(
-    outputs: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+    outputs: jax.Array, pairs: jax.Array, row_numbers: jax.Array, is_valid: jax.Array
 ) -> jax.Array:
     """Returns the outputs of each token's experts, `(tokens, choices, features)`."""
-    return jnp.where(is_valid[..., None], outputs[places], 0)
+    return jnp.where(is_valid[..., None], outputs[row_numbers], 0)
 
 
 def _gather_forward(
-    outputs: jax.Array, pairs: jax.Array, places: jax.Array, is_valid: jax.Array
+    outputs: jax.Array, pairs: jax.Array, row_numbers: jax.Array, is_valid: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    return _gather(outputs, pairs, places, is_valid), pairs
+    return _gather(outputs, pairs, row_numbers, is_valid), pairs
 
 
 def _gather_backward(pairs: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None, None, None]:

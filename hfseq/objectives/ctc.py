@@ -259,7 +259,9 @@ class CTC(AudioInputMixin, Objective):
 
         In evaluation, the totals also contain the most probable label of each frame.
         """
-        inputs = {name: batch.get(name) for name in ("input_values", "attention_mask")}
+        inputs: dict[str, Any] = {
+            name: batch.get(name) for name in ("input_values", "attention_mask")
+        }
         if model.accepts("freeze_feature_encoder"):
             inputs["mask_time_indices"] = batch.get("hidden")
             inputs["freeze_feature_encoder"] = self.arguments.freeze_feature_extractor

@@ -50,12 +50,12 @@ def test_stored_results_hold(shard):
 
 
 def read():
+    if not RESULTS.exists():
+        pytest.skip("there are no stored results")
     return json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 def test_stored_results_meet_the_goals_of_the_bridge():
-    if not RESULTS.exists():
-        pytest.skip("there are no stored results")
     results = [Result(**entry) for entry in read()["results"]]
     compared = [result for result in results if result.runs_in_pytorch]
     assert sum(result.forward_agrees for result in compared) >= 0.97 * len(compared)

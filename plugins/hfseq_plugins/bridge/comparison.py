@@ -18,7 +18,7 @@ from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
 
 #: Compiling takes longer than running a tiny model.
-COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+COMPILER_OPTIONS: Any = {"xla_backend_optimization_level": 0}
 
 
 def flatten(outputs: Any, prefix: str = "") -> dict[str, Any]:
@@ -240,12 +240,12 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
     config = tiny.tiny_config(model.config.model_type)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return "no causal language model"
-    head = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    head: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     language_model = head._from_config(config).eval()
     language_model.generation_config.eos_token_id = None
     language_model.generation_config.pad_token_id = 0
     prompt = np.random.default_rng(0).integers(4, 60, (2, 8)).astype(np.int32)
-    options = {"max_new_tokens": new_tokens, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
     with torch.no_grad():
         theirs = language_model.generate(torch_tensor(prompt), **options)[:, 8:].numpy()
     with tempfile.TemporaryDirectory() as folder:

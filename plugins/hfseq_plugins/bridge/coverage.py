@@ -8,6 +8,7 @@ docs/bridge.md between two markers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -235,7 +236,8 @@ class _Worker:
             env=environment,
         )
         self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -259,6 +261,11 @@ class _Worker:
         code = self.process.poll()
         self.process.kill()
         self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         if code is None:
             return f"it took more than {timeout:g} seconds"
         return f"the process ended with exit code {code}"
@@ -338,13 +345,13 @@ def table(results: Sequence[Result]) -> str:
         "",
     ]
     ordered = sorted(results, key=lambda result: result.model_type)
-    others = [result for result in ordered if result.status in ("differs", "refused")]
-    if others:
+    problems = [result for result in ordered if result.status in ("differs", "refused")]
+    if problems:
         lines += [
             "| Model type | Result | Reason | Where | What would be needed |",
             "| --- | --- | --- | --- | --- |",
         ]
-        lines += [_row(result) for result in others]
+        lines += [_row(result) for result in problems]
         lines.append("")
     agreeing = [result for result in ordered if result.status == "agrees"]
     lines += [f"These {len(agreeing)} model types agree:", ""]
@@ -371,14 +378,14 @@ def _row(result: Result) -> str:
         cells = [result.operator or result.reason, result.place, result.solution]
         return f"| `{result.model_type}` | refused | {' | '.join(map(_cell, cells))} |"
     if not result.forward_agrees:
-        what = f"forward differs by {result.forward_error:.1e}"
+        description = f"forward differs by {result.forward_error:.1e}"
         name = result.forward_name
     elif result.gradient_error is None:
-        what, name = "forward agrees, no gradient", result.reason
+        description, name = "forward agrees, no gradient", result.reason
     else:
-        what = f"forward agrees, gradient differs by {result.gradient_error:.1e}"
+        description = f"forward agrees, gradient differs by {result.gradient_error:.1e}"
         name = result.gradient_name
-    cells = [what, name, result.place, result.solution]
+    cells = [description, name, result.place, result.solution]
     return f"| `{result.model_type}` | {' | '.join(map(_cell, cells))} |"
 
 

@@ -392,7 +392,7 @@ def _as_view(
         assert apply is not None
         node.apply = lambda array: without_gradient(apply(array))
     shape, strides = tuple(metadata.shape), metadata.stride()
-    view = JaxTensor(node, shape, metadata.dtype, strides, metadata.storage_offset())
+    view = JaxTensor(node, shape, metadata.dtype, strides, int(metadata.storage_offset()))
     description = getattr(args[0], "visible", None)
     if description is not None and shape == tuple(args[0].shape):
         view.visible = description  # type: ignore[attr-defined]

@@ -57,9 +57,9 @@ def _numpy_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.int64:
         return np.clip(tensor.numpy(), _INT32.min, _INT32.max).astype(np.int32)
     if tensor.dtype == torch.bfloat16:
-        return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(dtype)
+        return tensor.contiguous().view(torch.int16).numpy().copy().view(dtype)
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        return np.asarray(tensor.contiguous().view(torch.uint8).numpy()).view(dtype)
+        return tensor.contiguous().view(torch.uint8).numpy().copy().view(dtype)
     return np.asarray(tensor.numpy()).astype(dtype)
 
 

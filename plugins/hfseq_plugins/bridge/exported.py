@@ -159,7 +159,7 @@ class ExportedModule(nnx.Module):
                 if not hasattr(node, name):
                     setattr(node, name, Holder())
                 node = getattr(node, name)
-            zeros = jnp.zeros(entry["shape"], entry["dtype"])
+            zeros: Any = jnp.zeros(entry["shape"], entry["dtype"])
             setattr(node, leaf, variable_type(zeros))
         cache = Holder()
         for number in (self.exports.index["cache"] or {}).get("layers", ()):
@@ -333,7 +333,7 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
     torch_name: ClassVar[str]
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | Path,
         *args: Any,

@@ -81,7 +81,7 @@ class FixedLayer(CacheLayerMixin):
         self.value = _write(self.value, new_value.swapaxes(1, 2), self.index)
         key = self.key.swapaxes(1, 2).astype(new_key.dtype)
         value = self.value.swapaxes(1, 2).astype(new_value.dtype)
-        return tuple(trace.as_tensors((key, value)))  # type: ignore[return-value]
+        return tuple(trace.as_tensors((key, value)))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns the number of keys, and the position of the first one."""

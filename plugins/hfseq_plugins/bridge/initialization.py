@@ -106,7 +106,8 @@ def _replace_truncated_normal() -> None:
     PyTorch's function draws until all numbers are within the bounds, which cannot be compiled. All
     other tensors are initialized by PyTorch's function.
     """
-    original = TORCH_INIT_FUNCTIONS["trunc_normal_"]
+    functions: dict[str, Any] = TORCH_INIT_FUNCTIONS
+    original = functions["trunc_normal_"]
 
     @functools.wraps(original)
     def truncated_normal(
@@ -124,7 +125,7 @@ def _replace_truncated_normal() -> None:
         draws = jax.random.truncated_normal(keys.child().key, lower, upper, tuple(tensor.shape))
         return tensor.copy_(from_array(mean + std * draws))
 
-    TORCH_INIT_FUNCTIONS["trunc_normal_"] = truncated_normal
+    functions["trunc_normal_"] = truncated_normal
 
 
 def _initialize(module: Any) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _static(name: str, value: Any) -> Any:
 
 def _output(torch_class: type, values: Mapping[str, Any]) -> Any:
     """Returns an hfseq output with the fields of an output of PyTorch."""
-    names = [field.name for field in dataclasses.fields(torch_class)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(torch_class)]
     names = [name for name in names if name != "loss"]
     fields = {n: v for n, v in values.items() if n in names and not _is_cache(n)}
     return _output_class(torch_class.__name__, tuple(names))(**fields)
@@ -394,7 +394,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
             method = getattr(self.structure.module, name, None)
             if method is not None:
                 return functools.partial(_count_frames, method)
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[misc]
 
     def has_input(self, name: str) -> bool:
         """Returns whether the PyTorch class has an argument with this name."""

@@ -37,7 +37,7 @@ def build(config: transformers.PreTrainedConfig, class_name: str) -> torch.nn.Mo
         module = model_class._from_config(config)
     module.eval()
     for parameter in module.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        parameter._is_hf_initialized = True
     for part in module.modules():
         for name, buffer in list(part._buffers.items()):
             if buffer is not None and buffer.is_meta:
@@ -55,9 +55,11 @@ def _model_class(config: transformers.PreTrainedConfig, class_name: str) -> Any:
 
     for entry in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if entry.name.startswith("modeling_"):
-            found = getattr(importlib.import_module(f"{package}.{entry.name}"), class_name, None)
-            if found is not None:
-                return found
+            model_class = getattr(
+                importlib.import_module(f"{package}.{entry.name}"), class_name, None
+            )
+            if model_class is not None:
+                return model_class
     raise AttributeError(f"Transformers has no class {class_name}")
 
 

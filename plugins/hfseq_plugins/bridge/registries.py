@@ -62,7 +62,7 @@ def select(module: torch.nn.Module) -> None:
     from transformers import PreTrainedModel
 
     for part in module.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         if isinstance(part, PreTrainedModel) and part._can_set_attn_implementation():
             is_supported = part._supports_attention_backend or part._supports_sdpa
             config._attn_implementation_internal = NAME if is_supported else "eager"

@@ -91,6 +91,7 @@ class Structure:
     cache_plan: Any = None
 
     def __init__(self, config: PreTrainedConfig, class_name: str):
+        self.module: Any
         try:
             self.module = modules.build(config, class_name)
         except HfseqError:
@@ -220,7 +221,7 @@ def forward_signature(torch_class: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _layer_type(part: torch.nn.Module, names: list[str]) -> LayerType:
+def _layer_type(part: Any, names: list[str]) -> LayerType:
     exact = type(part)
     if exact is torch.nn.Linear and "weight" in names:
         return "linear"

@@ -180,16 +180,18 @@ class JaxTensor(torch.Tensor):
         offset: int | None = None,
     ) -> JaxTensor:
         """Creates the tensor. PyTorch requires this instead of a constructor."""
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, strides=strides, storage_offset=offset, dtype=dtype, device="cpu"
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides, offset, dtype=dtype, device=torch.device("cpu")
         )
         tensor.node = node
         return tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs an operator."""
         from hfseq_plugins.bridge.dispatch import dispatch
 
@@ -299,7 +301,7 @@ def from_constant(tensor: torch.Tensor) -> JaxTensor:
     tensor = tensor.detach()
     node = Node(constant=tensor)
     return JaxTensor(
-        node, tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset()
+        node, tuple(tensor.shape), tensor.dtype, tensor.stride(), int(tensor.storage_offset())
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -214,7 +215,7 @@ def model_class(config: PreTrainedConfig) -> type[transformers.PreTrainedModel]:
     if name is not None:
         return getattr(transformers, name)
     entry = MODEL_MAPPING[type(config)]
-    return entry[0] if isinstance(entry, tuple) else entry
+    return typing.cast(Any, entry[0] if isinstance(entry, tuple) else entry)
 
 
 def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:

@@ -37,7 +37,7 @@ class AssumedNumber:
     def _compare(self, other: object) -> bool:
         return self.answer
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -34,7 +34,8 @@ def put_of(
     if name == "select":
         return _put_at(args[1], args[2])
     if name == "slice":
-        dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        defaults: list[Any] = [0, None, None, 1]
+        dim, start, end, step = [*args[1:], *defaults[len(args) - 1 :]]
         end = None if end is None or end > 2**60 else end
         return _put_at(dim, slice(start, end, step))
     if name == "unbind":

@@ -271,13 +271,13 @@ def _window(
 
 
 def _max_pool(
+    n: int,
     x: Array,
     size: Any,
     stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
-    n: int = 2,
 ) -> tuple[Array, Array]:
     windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
     lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
@@ -289,15 +289,16 @@ def _max_pool(
 
 @operator("max_pool2d_with_indices")
 def _max_pool2d(x: Array, *args: Any) -> tuple[Array, Array]:
-    return _max_pool(x, *args, n=2)
+    return _max_pool(2, x, *args)
 
 
 @operator("max_pool3d_with_indices")
 def _max_pool3d(x: Array, *args: Any) -> tuple[Array, Array]:
-    return _max_pool(x, *args, n=3)
+    return _max_pool(3, x, *args)
 
 
 def _avg_pool(
+    n: int,
     x: Array,
     size: Any,
     stride: Any = (),
@@ -305,7 +306,6 @@ def _avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-    n: int = 2,
 ) -> Array:
     windows, strides, _, pads = _window(x, size, stride, padding, 1, ceil_mode, n)
     zero = jnp.zeros((), x.dtype)
@@ -322,17 +322,17 @@ def _avg_pool(
 
 @operator("avg_pool1d")
 def _avg_pool1d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=1)
+    return _avg_pool(1, x, *args)
 
 
 @operator("avg_pool2d")
 def _avg_pool2d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=2)
+    return _avg_pool(2, x, *args)
 
 
 @operator("avg_pool3d")
 def _avg_pool3d(x: Array, *args: Any) -> Array:
-    return _avg_pool(x, *args, n=3)
+    return _avg_pool(3, x, *args)
 
 
 def _adaptive_pool(x: Array, size: Any, method: str) -> Array:
@@ -377,7 +377,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def _resize_matrix(
-    length: int, new: int, kind: str, align_corners: bool, factor: float | None, antialias: bool
+    length: int, new: int, method: str, align_corners: bool, factor: float | None, antialias: bool
 ) -> np.ndarray:
     """Returns the matrix `(new, length)` that interpolates along an axis.
 
@@ -393,9 +393,9 @@ def _resize_matrix(
     if antialias:
         width = max(step, 1.0)
         distance = (np.arange(length)[None] - centers[:, None]) / width
-        matrix = _triangle(distance) if kind == "linear" else _cubic(distance, -0.5)
+        matrix = _triangle(distance) if method == "linear" else _cubic(distance, -0.5)
         return matrix / matrix.sum(1, keepdims=True)
-    if kind == "linear":
+    if method == "linear":
         centers = centers if align_corners else np.maximum(centers, 0)
         reach: tuple[int, ...] = (0, 1)
     else:
@@ -404,7 +404,7 @@ def _resize_matrix(
     for offset in reach:
         weight = (
             _triangle(low + offset - centers)
-            if kind == "linear"
+            if method == "linear"
             else _cubic(low + offset - centers)
         )
         np.add.at(matrix, (np.arange(new), np.clip(low + offset, 0, length - 1)), weight)
@@ -412,7 +412,7 @@ def _resize_matrix(
 
 
 def _new_sizes(x: Array, size: Any, scales: Any, n: int) -> tuple[list[int], list[float | None]]:
-    factors = list(scales) if scales else [None] * n
+    factors: list[Any] = list(scales) if scales else [None] * n
     if size is not None:
         return list(size), [None] * n if scales is None else factors
     return [math.floor(s * f) for s, f in zip(x.shape[2:], factors, strict=True)], factors
@@ -422,7 +422,7 @@ def _interpolate(
     x: Array,
     size: Any,
     scales: Any,
-    kind: str,
+    method: str,
     align_corners: bool = False,
     antialias: bool = False,
 ) -> Array:
@@ -430,23 +430,23 @@ def _interpolate(
     sizes, factors = _new_sizes(x, size, scales, n)
     y = x.astype(jnp.float32)
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        matrix = _resize_matrix(x.shape[axis], new, kind, align_corners, factor, antialias)
+        matrix = _resize_matrix(x.shape[axis], new, method, align_corners, factor, antialias)
         product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
         y = jnp.moveaxis(product, -1, axis)
     return y.astype(x.dtype)
 
 
-def _add_interpolation(name: str, kind: str, n: int) -> None:
+def _add_interpolation(name: str, method: str, n: int) -> None:
     @operator(f"{name}.vec")
     def by_size_or_factor(
         x: Array, size: Any, align_corners: bool = False, scales: Any = None
     ) -> Array:
-        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
+        return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
     @operator(f"{name}.default")
     def by_size(x: Array, size: Any, align_corners: bool = False, *factors: Any) -> Array:
         scales = factors if len(factors) == n and all(factors) else None
-        return _interpolate(x, size, scales, kind, align_corners, antialias=name.endswith("_aa"))
+        return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
 
 _add_interpolation("upsample_linear1d", "linear", 1)
