@@ -41,8 +41,8 @@ DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
         ("bert", "roberta", "xlm-roberta", "electra", "roberta-prelayernorm"), ("query", "value")
     ),
     **dict.fromkeys(
-        ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "opt", "gptj",
-         "gpt_neo", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3",
+        ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "opt",
+         "gptj", "gpt_neo", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3",
          "smollm3", "stablelm", "whisper"), ("q_proj", "v_proj")
     ),
 }  # fmt: skip
