@@ -63,6 +63,7 @@ class ConvLayer(nnx.Module):
             rngs,
             stride=config.conv_stride[number],
             use_bias=config.conv_bias,
+            bias_init=nn.uniform(features_in * config.conv_kernel[number]),
         )
         norms: dict[str, Callable[[], nnx.Module | None]] = {
             "layer": lambda: nn.LayerNorm(features, EPSILON),
