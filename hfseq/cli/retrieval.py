@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq.cli import flags, models
-from hfseq.cli.text import add_json, format_number, format_table, print_json
+from hfseq.cli.text import format_number, format_table
 from hfseq.errors import DataError, UsageError
 from hfseq.pipelines.lines import Output
 
@@ -331,11 +331,10 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
         help="Texts in which negatives are searched: one text per line, or a table with the column "
         f"text {TABLE_HELP}. Default: the positives.",
     )
-    flags.add_flag(
+    flags.add_output_flags(
         group,
-        "output_file",
-        default_text="standard output",
-        help_text="Output file: JSON lines, or a table if it ends in .parquet.",
+        "Write one JSON object per row. This is the default.",
+        "Output file: JSON lines, or a table if it ends in .parquet.",
     )
     group.add_argument(
         "--output_format",
@@ -348,7 +347,6 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output_scores", action="store_true", help="Write scores, instead of labels."
     )
-    flags.add_flag(group, "disable_tqdm")
     group = parser.add_argument_group("negatives")
     models.add_int_flags(
         group,
@@ -499,10 +497,9 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="JSON lines with query, positive (list) and negative (list), or documents (list) "
         "instead of negative.",
     )
-    add_json(parser)
-    group = parser.add_argument_group("model")
-    flags.add_flag(group, "disable_tqdm")
-    flags.add_model_flags(group, batch_size=32)
+    group = parser.add_argument_group("output")
+    flags.add_output_flags(group, "Write a JSON object with all metrics.")
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
@@ -547,11 +544,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     for name, rows in data.items():
         function = getattr(evaluation, _EVALUATIONS[name][0])
         results |= evaluation.prefixed(name, function(model, *rows, **options))
-    if arguments.json:
-        print_json(results)
-    else:
-        rows = [("metric", "value"), *((key, format_number(v)) for key, v in results.items())]
-        print("\n".join(format_table(rows)))
+    table = [("metric", "value"), *((key, format_number(v)) for key, v in results.items())]
+    lines = [json.dumps(results, indent=2)] if arguments.json else format_table(table)
+    with Output(arguments.output_file) as output:
+        for line in lines:
+            output.write(line)
     return 0
 
 

@@ -122,7 +122,7 @@ def mine(
         The rows, in the format ``mining.output_format``.
 
     Raises:
-        DataError: There are no pairs.
+        DataError: The lists of texts are empty, or their lengths differ.
         UsageError: The model is not an encoder.
     """
     mining = Mining() if mining is None else mining

@@ -71,7 +71,7 @@ def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | N
         download: Options of downloads.
 
     Returns:
-        The settings, or `None` if there is no modules.json.
+        The settings, or `None` without modules.json.
 
     Raises:
         CheckpointError: The kind or a module is not supported, or a file is missing or not valid.

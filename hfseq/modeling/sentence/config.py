@@ -112,7 +112,7 @@ class RetrievalConfig:
             download: Options of downloads.
 
         Returns:
-            The settings, or `None` if there are no files of sentence-transformers.
+            The settings, or `None` without the files of sentence-transformers.
 
         Raises:
             CheckpointError: The model is of another kind, a module is not supported, or a file is

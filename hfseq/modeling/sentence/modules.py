@@ -91,8 +91,8 @@ class Dense:
     @property
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name."""
-        named = {"kernel": self.kernel, "bias": self.bias, "residual": self.residual}
-        return {name: value for name, value in named.items() if value is not None}
+        weights = {"kernel": self.kernel, "bias": self.bias, "residual": self.residual}
+        return {name: value for name, value in weights.items() if value is not None}
 
     def __call__(self, vectors: jax.Array, weights: Weights | None = None) -> jax.Array:
         """Applies the layer to vectors `(..., in_features)`.

@@ -384,12 +384,12 @@ def _shared_values(directory: SentenceDirectory) -> dict[str, Any]:
         length = settings.get("query_length") or 32
         values["query_expansion"] = QueryExpansion(length, attend=bool(attend))
         values["query_length"] = None
-    others = values["other_settings"]
+    other_settings = values["other_settings"]
     return values | {
         "prompts": prompts,
         "markers": tuple(filter(None, markers)),
         "other_settings": {
-            name: value for name, value in others.items() if name not in PYLATE_SETTINGS
+            name: value for name, value in other_settings.items() if name not in PYLATE_SETTINGS
         },
     }
 

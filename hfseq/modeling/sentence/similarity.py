@@ -59,8 +59,12 @@ def manhattan_similarity(a: Any, b: Any) -> np.ndarray:
 
 def _distances(a: Any, b: Any, distance: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Computes distances row by row, so that memory does not grow with the product of the sizes."""
-    rows, others = _rows(a), _rows(b)
-    return np.stack([distance(row - others) for row in rows]) if len(rows) else _empty(rows, others)
+    rows, other_rows = _rows(a), _rows(b)
+    return (
+        np.stack([distance(row - other_rows) for row in rows])
+        if len(rows)
+        else _empty(rows, other_rows)
+    )
 
 
 def _empty(a: Any, b: Any) -> np.ndarray:
@@ -89,9 +93,9 @@ def similarity(name: str, a: Any, b: Any) -> np.ndarray:
     """
     if name in ("maxsim", "meanmaxsim"):
         return maxsim(a, b, mean=name == "meanmaxsim")
-    rows, others = _rows(a), _rows(b)
-    _check(name, rows, others)
-    return SIMILARITIES[name](rows, others)
+    rows, other_rows = _rows(a), _rows(b)
+    _check(name, rows, other_rows)
+    return SIMILARITIES[name](rows, other_rows)
 
 
 def pairwise_similarity(name: str, a: Any, b: Any) -> np.ndarray:
@@ -104,24 +108,24 @@ def pairwise_similarity(name: str, a: Any, b: Any) -> np.ndarray:
     """
     is_tokens = name in ("maxsim", "meanmaxsim")
     convert: Callable[[Any], Any] = _token_list if is_tokens else _rows
-    rows, others = convert(a), convert(b)
-    count, other_count = (len(v) if is_tokens else v.shape[0] for v in (rows, others))
+    rows, other_rows = convert(a), convert(b)
+    count, other_count = (len(v) if is_tokens else v.shape[0] for v in (rows, other_rows))
     if count != other_count:
         raise UsageError(f"pairwise similarity of {count} and {other_count} vectors")
     if is_tokens:
-        pairs = zip(rows, others, strict=True)
+        pairs = zip(rows, other_rows, strict=True)
         scores = [maxsim([x], [y], mean=name == "meanmaxsim")[0, 0] for x, y in pairs]
         return np.array(scores, np.float32)
-    _check(name, rows, others)
+    _check(name, rows, other_rows)
     if hasattr(rows, "tocsr"):
         if name == "cosine":
-            rows, others = _unit(rows), _unit(others)
-        return np.asarray(rows.multiply(others).sum(axis=1), np.float32).reshape(-1)
+            rows, other_rows = _unit(rows), _unit(other_rows)
+        return np.asarray(rows.multiply(other_rows).sum(axis=1), np.float32).reshape(-1)
     if name == "cosine":
-        return (_unit(rows) * _unit(others)).sum(axis=1)
+        return (_unit(rows) * _unit(other_rows)).sum(axis=1)
     if name == "dot":
-        return (rows * others).sum(axis=1)
-    difference = rows - others
+        return (rows * other_rows).sum(axis=1)
+    difference = rows - other_rows
     if name == "euclidean":
         return -np.sqrt(np.square(difference).sum(axis=1))
     return -np.abs(difference).sum(axis=1)
