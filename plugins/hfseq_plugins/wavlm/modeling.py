@@ -48,9 +48,10 @@ class Attention(wav2vec2.Attention):
             The bias of the attention scores, `(batch, heads, frames, frames)`.
         """
         heads = x.reshape(*x.shape[:2], self.heads, -1)
-        gates = self.gru_rel_pos_linear(heads).reshape(*heads.shape[:3], 2, 4).sum(-1)
-        gates = jax.nn.sigmoid(gates.transpose(0, 2, 1, 3))  # (batch, heads, frames, 2)
-        update, reset = gates[..., :1], gates[..., 1:]
+        gates = self.gru_rel_pos_linear(heads).transpose(0, 2, 1, 3)  # (batch, heads, frames, 8)
+        update, reset = (
+            jax.nn.sigmoid(part.sum(-1, keepdims=True)) for part in jnp.split(gates, 2, axis=-1)
+        )
         constant = self.gru_rel_pos_const[...].astype(x.dtype)
         return (update * (reset * constant - 1) + 2) * position_bias.astype(x.dtype)
 
