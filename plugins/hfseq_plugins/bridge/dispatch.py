@@ -93,6 +93,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
+JaxTensor.run_operator = staticmethod(dispatch)
+
+
 _BATCH_NORMS = (
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten._native_batch_norm_legit.default,

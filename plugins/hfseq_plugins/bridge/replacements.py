@@ -126,5 +126,3 @@ FORWARDS: dict[str, Forward] = {
     "DbrxExperts": dbrx_experts,
     "JetMoeParallelExperts": jetmoe_experts,
 }
-#: Functions whose call of `tolist` may return the tensor, because a layer above takes it.
-TENSORS_AS_LISTS = frozenset({("modeling_jetmoe.py", "forward")})

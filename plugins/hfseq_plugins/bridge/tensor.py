@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from hfseq_plugins.bridge.refusals import UnsupportedModel, model_frame
 from hfseq_plugins.bridge.value_checks import AssumedNumber, passing_answer
 
 Array = jax.Array
+#: Functions whose call of `tolist` may return the tensor, because a layer above takes it.
+TENSORS_AS_LISTS = frozenset({("modeling_jetmoe.py", "forward")})
 
 
 class Scopes(threading.local):
@@ -186,6 +188,10 @@ class JaxTensor(torch.Tensor):
         tensor.node = node
         return tensor
 
+    #: Runs an operator, as a function of the operator, its arguments and its keyword arguments.
+    #: `hfseq_plugins.bridge.dispatch` sets it.
+    run_operator: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -193,9 +199,7 @@ class JaxTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Runs an operator."""
-        from hfseq_plugins.bridge.dispatch import dispatch
-
-        return dispatch(func, args, kwargs or {})
+        return cls.run_operator(func, args, kwargs or {})
 
     @property
     def array(self) -> Array:
@@ -249,8 +253,6 @@ class JaxTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Returns the values as nested lists."""
-        from hfseq_plugins.bridge.replacements import TENSORS_AS_LISTS
-
         frame = model_frame(sys._getframe(1))
         if frame is not None and not self.node.is_constant:
             code = frame.f_code

@@ -101,7 +101,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
         model_type: A key of `transformers.CONFIG_MAPPING`.
 
     Raises:
-        UsageError: There is no such model type.
+        UsageError: Transformers does not have the model type.
     """
     if model_type not in CONFIG_MAPPING:
         names = list(CONFIG_MAPPING.keys())
