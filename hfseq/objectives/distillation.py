@@ -382,7 +382,7 @@ class EmbeddingDistillation(Distillation):
             return cosine_distance(own, other).mean(-1), batch["valid"]
         if name == "mse":
             return squared_error(own, other).mean(-1), batch["valid"]
-        data = self.arguments
+        data: Any = self.arguments
         scale = 20.0 if data.scale is None else data.scale
 
         def scores(vectors: jax.Array) -> jax.Array:

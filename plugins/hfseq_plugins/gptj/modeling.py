@@ -161,7 +161,7 @@ class CausalLM(nnx.Module):
 
         def head(x: jax.Array) -> jax.Array:
             if self.lm_head.kernel is None:
-                return self.transformer.wte.attend(x, self.lm_head.bias[...])  # type: ignore[index]  # the head has a bias
+                return self.transformer.wte.attend(x, self.lm_head.bias[...])
             return self.lm_head(x)
 
         return out.FlaxCausalLMOutputWithCrossAttentions(

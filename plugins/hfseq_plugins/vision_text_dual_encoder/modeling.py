@@ -226,7 +226,7 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
             "position_ids": position_ids,
             "token_type_ids": token_type_ids,
         }
-        return self._features("get_text_features", inputs, params, dropout_rng, train)
+        return self.features("get_text_features", inputs, params, dropout_rng, train)
 
     @classmethod
     def from_vision_text_pretrained(

@@ -47,8 +47,12 @@ class Attention(wav2vec2.Attention):
         Returns:
             The bias of the attention scores, `(batch, heads, frames, frames)`.
         """
-        heads = x.reshape(*x.shape[:2], self.heads, -1)
-        gates = self.gru_rel_pos_linear(heads).transpose(0, 2, 1, 3)  # (batch, heads, frames, 8)
+        # One product with a block-diagonal kernel for all heads: on a mesh with the axes data, fsdp
+        # and tensor, XLA (jax 0.10.2) computes wrong scores from `x.reshape(..., heads, -1)`.
+        linear = self.gru_rel_pos_linear
+        kernel = jnp.kron(jnp.eye(self.heads), linear.kernel[...]).astype(x.dtype)
+        gates = (x @ kernel).reshape(*x.shape[:2], self.heads, -1)
+        gates = (gates + linear.bias[...].astype(x.dtype)).transpose(0, 2, 1, 3)
         update, reset = (
             jax.nn.sigmoid(part.sum(-1, keepdims=True)) for part in jnp.split(gates, 2, axis=-1)
         )
