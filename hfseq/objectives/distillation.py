@@ -70,7 +70,7 @@ class Distillation(Objective):
                 f"--distillation_loss {self.distillation_loss}: the objective '{self.name}' "
                 f"supports {', '.join(self.distillation_losses)}"
             )
-        self.sums = (*type(self).sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
+        self.sums = (*self.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
         if data.hidden_state_weight:
             self.sums = (*self.sums, "hidden_state_distance")  # type: ignore[misc]
         # In masked language modeling, all tokens are compared, as in DistilBERT.
