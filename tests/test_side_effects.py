@@ -69,7 +69,7 @@ def test_import_changes_only_the_registered_architectures(tmp_path):
     """
     others, architectures = run(SNAPSHOT + textwrap.dedent(code), tmp_path).splitlines()
     assert others == "[]"
-    assert architectures == "['fp8_encoder', 'vq_transformer', 'wmt_transformer']"
+    assert architectures == "['fp8_encoder', 'new', 'vq_transformer', 'wmt_transformer']"
 
 
 def test_import_before_transformers_adds_one_finder_that_removes_itself(tmp_path):

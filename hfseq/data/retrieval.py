@@ -298,7 +298,7 @@ class CandidateBatches(Batches):
         rows: Any = batches.rows
         self.batches, self.rows = batches, rows
         self.batch_size, self.seed, self.steps = batches.batch_size, batches.seed, len(batches)
-        self.count = min(count, (batches.batch_size - 1) * rows.sides)
+        self.count = min(count, (batches.batch_size - 1) * rows.size)
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the indices of the rows of a step, and whether each row is valid."""
@@ -313,9 +313,9 @@ class CandidateBatches(Batches):
         indices, valid = self.indices(step)
         rows: Any = self.rows
         position, number = np.nonzero(
-            valid[:, None] & (np.arange(rows.sides) < rows.counts[indices][:, None])
+            valid[:, None] & (np.arange(rows.size) < rows.counts[indices][:, None])
         )
-        listed = position * rows.sides + number
+        listed = position * rows.size + number
         candidates = np.full((self.batch_size, self.count), -1, np.int64)
         for row in range(self.batch_size):
             other_documents = listed[position != row]
@@ -330,7 +330,7 @@ class CandidateBatches(Batches):
         rows: Any = self.rows
         indices, valid = self.indices(step)
         candidates = self.candidates(step)
-        owners, numbers = np.divmod(np.maximum(candidates, 0), rows.sides)
+        owners, numbers = np.divmod(np.maximum(candidates, 0), rows.size)
         # All pairs are tokenized, because the width depends on the complete batch.
         pairs = [
             (rows.queries[row], rows.texts[indices[owner]][number])

@@ -46,6 +46,7 @@ IRRELEVANT = {
     *(f"mask_{axis}_min_masks" for axis in ("time", "feature")),
     # attributes of configuration classes that repeat others
     *("get_text_config", "n_embd", "n_layer", "num_feat_extract_layers", "num_hidden_layers"),
+    "true_hidden_size",
     # the default of layer_types in EXAONE 4; Mamba-2 stores the rank of Mamba and does not use it
     *("sliding_window_pattern", "time_step_rank"),
     # images of Gemma 3

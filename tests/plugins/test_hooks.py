@@ -126,12 +126,12 @@ def test_hook_register_trackers(tmp_path):
 
 def test_hook_fallback_architecture():
     loaded = plugins.load([write_documented_plugin("fallback_architecture")])
-    spec = loaded.find_architecture("camembert", "ForMaskedLM", bridge=True)
+    spec = loaded.find_architecture("ibert", "ForMaskedLM", bridge=True)
     assert spec.load_head("ForMaskedLM").__name__ == "FlaxRobertaForMaskedLM"
     native = loaded.find_architecture("roberta", "ForMaskedLM", bridge="auto")
     assert native.plugin == "roberta"
-    with pytest.raises(UsageError, match="unknown architecture 'camembert'.*--bridge"):
-        loaded.find_architecture("camembert", "ForMaskedLM")
+    with pytest.raises(UsageError, match="unknown architecture 'ibert'.*--bridge"):
+        loaded.find_architecture("ibert", "ForMaskedLM")
 
 
 def test_hook_load_dataset(tmp_path):

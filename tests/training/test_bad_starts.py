@@ -108,9 +108,9 @@ def test_code_digest_does_not_depend_on_location(tmp_path, monkeypatch):
 def test_other_code_in_one_process_is_refused(store, monkeypatch):  # noqa: F811
     monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "0a1b"})
     fake_store = store(1)
-    fake_store.values["hfseq/agree/0/verdict"] = "[]"
+    fake_store.values["hfseq/agree/0/result"] = "[]"
     processes.check_flags_agree(parse(["--output_dir=x"]).as_dict(), "mlm")
-    del fake_store.values["hfseq/agree/0/verdict"]
+    del fake_store.values["hfseq/agree/0/result"]
     store(0)
     monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "2c3d"})
     text = 'the code of hfseq is "2c3d" in process 0 and "0a1b" in process 1: .* same code'

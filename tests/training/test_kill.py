@@ -152,11 +152,15 @@ def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
+#: Scripts whose runs test_preference_loop.py interrupts and resumes.
+PREFERENCE_SCRIPTS = {f"run_{name}_flax.py" for name in ("dpo", "kto", "orpo", "cpo", "reward")}
+
+
 def test_all_training_scripts_are_killed_and_go_back():
     trained = {
         path.name for path in SCRIPTS.glob("run_*.py") if "script.train(" in path.read_text()
     }
-    assert trained == {script for script, *_ in RUNS.values()}
+    assert trained - PREFERENCE_SCRIPTS == {script for script, *_ in RUNS.values()}
     counts = [count if isinstance(count, tuple) else (count, 0) for *_, count in RUNS.values()]
     assert (sum(kills for kills, _ in counts), sum(back for _, back in counts)) == (100, 20)
 

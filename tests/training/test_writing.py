@@ -46,7 +46,8 @@ def info(tmp_path):
         data=SimpleNamespace(evaluation=None, test=None),
         folder=tmp_path,
     )
-    state = SimpleNamespace(params={"a": {"kernel": 1}}, extra={})
+    params = {"a": {"kernel": 1}}
+    state = SimpleNamespace(params=params, inference_params=params, extra={})
     return StepInfo(run, state, Progress(step=7))
 
 
