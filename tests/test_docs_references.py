@@ -232,9 +232,13 @@ def test_a_recipe_runs_as_written(name, recipe, hub):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_flags_of_the_pytorch_scripts_run_as_written(recipe, tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [command for command in guides.PYTORCH if command.test.startswith("test_flags_of")],
+    ids=lambda command: command.line[:60],
+)
+def test_flags_of_the_pytorch_scripts_run_as_written(command, recipe, tmp_path):
     output, _ = recipe("FacebookAI/roberta-base")
-    command = next(c for c in guides.PYTORCH if c.test.startswith("test_flags_of"))
     flags = [flag.replace("${MODEL_DIR}", str(output)) for flag in command.flags]
     process = run(command.script, shorten(flags), tmp_path)
     assert process.returncode == 0, process.stderr

@@ -489,6 +489,7 @@ def test_maxsim_is_that_of_sentence_transformers(normalize, theirs):
     compare(value, (result * torch.tensor(weights)).sum(), tensor)
 
 
+@pytest.mark.slow
 def test_score_chunks_do_not_change_losses():
     vectors = jnp.asarray(make_case("mnr-negatives")[0])
     valid = jnp.arange(ROWS) != 4

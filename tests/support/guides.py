@@ -216,6 +216,7 @@ PYTORCH = (
 """,
         "run_mlm_flax.py",
         "mlm",
+        "test_flags_of_the_pytorch_scripts_run_as_written",
     ),
 )
 BERT = Command(

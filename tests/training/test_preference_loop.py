@@ -12,6 +12,7 @@ import pytest
 import hfseq
 from hfseq.errors import HfseqError, UsageError
 from tests.support import preferences
+from tests.support.tiers import first
 from tests.training.conftest import assert_same, check_resume, losses, make_runner
 
 #: The flags of each objective that differ from DPO.
@@ -79,6 +80,7 @@ def run_batches(run):
         yield item.batch
 
 
+@pytest.mark.slow
 def test_stored_log_probabilities_replace_the_reference(tune, folder, tmp_path):
     live = tune("live", max_steps=2)
     stored = tune("stored", max_steps=2, precompute_ref_log_probs=True)
@@ -98,7 +100,7 @@ def test_stored_log_probabilities_replace_the_reference(tune, folder, tmp_path):
         )
 
 
-@pytest.mark.parametrize("objective", ["kto", "orpo", "cpo", "reward"])
+@pytest.mark.parametrize("objective", first(["kto", "orpo", "cpo", "reward"], "kto"))
 def test_gradient_accumulation_is_exact(tune, objective):
     whole, parts = (
         tune(f"micro-{count}", objective, max_steps=2, gradient_accumulation_steps=count)

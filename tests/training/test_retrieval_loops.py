@@ -155,6 +155,7 @@ def mixture(tmp_path: Path, *entries: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_mixture_has_a_loss_for_each_dataset_and_resumes_exactly(fit, data, caplog, tmp_path):
     caplog.set_level("INFO")
     path = mixture(
