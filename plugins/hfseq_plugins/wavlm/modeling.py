@@ -52,7 +52,8 @@ class Attention(wav2vec2.Attention):
         linear = self.gru_rel_pos_linear
         kernel = jnp.kron(jnp.eye(self.heads), linear.kernel[...]).astype(x.dtype)
         gates = (x @ kernel).reshape(*x.shape[:2], self.heads, -1)
-        gates = (gates + linear.bias[...].astype(x.dtype)).transpose(0, 2, 1, 3)
+        bias = linear.bias[...].astype(x.dtype)  # type: ignore[index]  # the layer has a bias
+        gates = (gates + bias).transpose(0, 2, 1, 3)
         update, reset = (
             jax.nn.sigmoid(part.sum(-1, keepdims=True)) for part in jnp.split(gates, 2, axis=-1)
         )
