@@ -146,7 +146,7 @@ def test_every_part_of_the_parameter_tree_is_in_the_sketch(name):
     sketch = set(re.findall(r"\w+", text_of(name).split("## Parameters")[1].split("\n## ")[0]))
     if name == "roberta":  # which refers to BERT
         sketch |= set(re.findall(r"\w+", text_of("bert").split("## Parameters")[1]))
-    sketch |= {f"{part}_embeddings" for part in ("word", "position", "token_type")}
+    sketch |= {f"{part}_embeddings" for part in ("word", "position", "token_type", "task_type")}
     config = getattr(models, f"{name.replace('-', '_')}_config")(**WIDE.get(name, {}))
     for task in spec.heads:
         model = spec.load_head(task)(config, _do_init=False)
