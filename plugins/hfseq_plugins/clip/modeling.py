@@ -7,7 +7,7 @@ class.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -281,10 +281,16 @@ class TextWithProjection(Text):
 
 
 class Vision(nnx.Module):
-    """Contains the image encoder as the attribute `vision_model`, as in checkpoints."""
+    """Contains the image encoder as the attribute `vision_model`, as in checkpoints.
 
-    def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
-        self.vision_model = VisionTransformer(config, rngs)
+    Attributes:
+        encoder_class: Class of the image encoder.
+    """
+
+    encoder_class: ClassVar[Any] = VisionTransformer
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.vision_model = self.encoder_class(config, rngs)
 
     def __call__(
         self,

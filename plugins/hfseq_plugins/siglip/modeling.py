@@ -22,6 +22,7 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq.nn.layers import Initializer, truncated_normal
 from hfseq.nn.visible import Mask
+from hfseq_plugins.clip import modeling as clip
 from hfseq_plugins.clip.modeling import (
     FlaxCLIPPreTrainedModel,
     FlaxCLIPTextPreTrainedModel,
@@ -54,12 +55,13 @@ def lecun_normal(fan_in: int) -> Initializer:
     return truncated_normal(fan_in**-0.5 / 0.87962566103423978)
 
 
-class Attention(nnx.Module):
+class Attention(clip.Attention):
     """Bidirectional multi-head self-attention."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.hidden_size
         self.heads, self.rate = config.num_attention_heads, config.attention_dropout
+        self.causal = False
         if width % self.heads:
             raise UsageError(
                 f"num_attention_heads={self.heads} in the configuration does not divide "
@@ -69,30 +71,8 @@ class Attention(nnx.Module):
             linear(width, width, rngs) for _ in range(4)
         )
 
-    def __call__(
-        self,
-        x: jax.Array,  # (batch, length, hidden)
-        mask: Mask,
-        rngs: Keys | None,
-        return_weights: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        query, key, value = (
-            part(x).reshape(*x.shape[:2], self.heads, -1)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        attn_output, weights = nn.attend(
-            query,
-            key,
-            value,
-            mask=mask,
-            dropout_rate=self.rate,
-            rngs=rngs,
-            return_weights=return_weights,
-        )
-        return self.out_proj(attn_output.reshape(x.shape)), weights
 
-
-class MLP(nnx.Module):
+class MLP(clip.MLP):
     """Feed-forward block."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -101,11 +81,8 @@ class MLP(nnx.Module):
         self.fc2 = linear(inner, width, rngs, bias_std=1e-6)
         self.act = nn.activation(config.hidden_act)
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
-        return self.fc2(self.act(self.fc1(x)))
 
-
-class Layer(nnx.Module):
+class Layer(clip.Layer):
     """Pre-norm layer: attention and feed-forward."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -114,52 +91,15 @@ class Layer(nnx.Module):
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config, rngs)
 
-    def __call__(
-        self,
-        x: jax.Array,  # (batch, length, hidden)
-        mask: Mask,
-        *,
-        rngs: Keys | None,
-        return_weights: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        attn_output, weights = self.self_attn(self.layer_norm1(x), mask, rngs, return_weights)
-        x = x + attn_output
-        return x + self.mlp(self.layer_norm2(x)), weights
 
-
-class Encoder(nnx.Module):
+class Encoder(clip.Encoder):
     """Stack of layers."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.layers = nn.Layers(Layer(config, rngs) for _ in range(config.num_hidden_layers))
 
-    def __call__(
-        self,
-        x: jax.Array,  # (batch, length, hidden)
-        mask: Mask,
-        rngs: Keys | None,
-        output_attentions: bool,
-        output_hidden_states: bool,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...] | None, Any]:
-        """Runs the layers.
 
-        Returns:
-            The last hidden state, `(batch, length, hidden)`, all hidden states or `None`, and the
-            attention weights or `None`.
-        """
-        x, attentions, layer_inputs = nn.run_layers(
-            self.layers,
-            x,
-            mask,
-            rngs=rngs,
-            collect=output_hidden_states,
-            return_weights=output_attentions,
-        )
-        states = (*layer_inputs, x) if layer_inputs is not None else None
-        return x, states, attentions if output_attentions else None
-
-
-class TextEmbeddings(nnx.Module):
+class TextEmbeddings(clip.TextEmbeddings):
     """Sum of token and position embeddings."""
 
     def __init__(self, config: SiglipTextConfig, rngs: nnx.Rngs):
@@ -167,13 +107,6 @@ class TextEmbeddings(nnx.Module):
         init = nn.normal(width**-0.5)
         self.token_embedding = nn.Embed(config.vocab_size, width, init, rngs)
         self.position_embedding = nn.Embed(config.max_position_embeddings, width, init, rngs)
-
-    def __call__(
-        self,
-        input_ids: jax.Array,  # (batch, length)
-        position_ids: jax.Array,  # (batch, length)
-    ) -> jax.Array:
-        return self.token_embedding(input_ids) + self.position_embedding(position_ids)
 
 
 class TextTransformer(nnx.Module):
@@ -326,26 +259,10 @@ class Text(nnx.Module):
         )
 
 
-class Vision(nnx.Module):
+class Vision(clip.Vision):
     """Contains the image encoder as the attribute `vision_model`, as in checkpoints."""
 
-    def __init__(self, config: SiglipVisionConfig, rngs: nnx.Rngs):
-        self.vision_model = VisionTransformer(config, rngs)
-
-    def __call__(
-        self,
-        pixel_values: jax.Array,  # (batch, channels, height, width)
-        *,
-        rngs: Keys | None = None,
-        output_attentions: bool = False,
-        output_hidden_states: bool = False,
-    ) -> out.FlaxModelOutput:
-        return self.vision_model(
-            pixel_values,
-            rngs=rngs,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+    encoder_class = VisionTransformer
 
 
 class Contrast(nnx.Module):
