@@ -7,18 +7,24 @@ support "cosine" and "dot".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hfseq.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    Vectors: TypeAlias = ArrayLike | csr_array
 
 #: Score of a document without tokens.
 NO_TOKENS = -1e9
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
-def _rows(vectors: Any) -> Any:
+def _rows(vectors: Vectors) -> Any:
     """Returns vectors as float32 rows. Sparse arrays are returned unchanged."""
     if hasattr(vectors, "tocsr"):
         return vectors
@@ -37,27 +43,27 @@ def _dense(scores: Any) -> np.ndarray:
     return np.asarray(scores.toarray() if hasattr(scores, "toarray") else scores, np.float32)
 
 
-def dot_score(a: Any, b: Any) -> np.ndarray:
+def dot_score(a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the dot products of all rows of `a` and all rows of `b`, `(len(a), len(b))`."""
     return _dense(_rows(a) @ _rows(b).T)
 
 
-def cosine_similarity(a: Any, b: Any) -> np.ndarray:
+def cosine_similarity(a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the cosines of all rows of `a` and all rows of `b`, `(len(a), len(b))`."""
     return dot_score(_unit(_rows(a)), _unit(_rows(b)))
 
 
-def euclidean_similarity(a: Any, b: Any) -> np.ndarray:
+def euclidean_similarity(a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the negative Euclidean distances of all rows, `(len(a), len(b))`."""
     return -_distances(a, b, lambda difference: np.sqrt(np.square(difference).sum(axis=-1)))
 
 
-def manhattan_similarity(a: Any, b: Any) -> np.ndarray:
+def manhattan_similarity(a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the negative Manhattan distances of all rows, `(len(a), len(b))`."""
     return -_distances(a, b, lambda difference: np.abs(difference).sum(axis=-1))
 
 
-def _distances(a: Any, b: Any, distance: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _distances(a: Vectors, b: Vectors, distance: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Computes distances row by row, so that memory does not grow with the product of the sizes."""
     rows, other_rows = _rows(a), _rows(b)
     return (
@@ -79,7 +85,7 @@ SIMILARITIES: dict[str, Callable[[Any, Any], np.ndarray]] = {
 }
 
 
-def similarity(name: str, a: Any, b: Any) -> np.ndarray:
+def similarity(name: str, a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the similarities of all rows of `a` and all rows of `b`, `(len(a), len(b))`.
 
     Args:
@@ -98,7 +104,7 @@ def similarity(name: str, a: Any, b: Any) -> np.ndarray:
     return SIMILARITIES[name](rows, other_rows)
 
 
-def pairwise_similarity(name: str, a: Any, b: Any) -> np.ndarray:
+def pairwise_similarity(name: str, a: Vectors, b: Vectors) -> np.ndarray:
     """Returns the similarity of each row of `a` and the same row of `b`, `(len(a),)`.
 
     The arguments are those of :func:`similarity`.
@@ -154,7 +160,7 @@ def _token_list(vectors: Any) -> list[np.ndarray]:
     return [np.asarray(item, np.float32) for item in vectors]
 
 
-def maxsim(queries: Any, documents: Any, *, mean: bool = False) -> np.ndarray:
+def maxsim(queries: Vectors, documents: Vectors, *, mean: bool = False) -> np.ndarray:
     """Returns the late-interaction scores of queries and documents (Khattab and Zaharia, 2020).
 
     The score is the sum over the tokens of the query of their largest dot product with a token of

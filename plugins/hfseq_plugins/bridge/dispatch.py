@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -34,12 +35,14 @@ from hfseq_plugins.bridge.views import put_of
 class BridgeMode(TorchDispatchMode):
     """Sends every operator of this thread to `dispatch`, including those without tensors."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs an operator."""
         return dispatch(func, args, kwargs or {})
 
 
-def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator.
 
     Args:
@@ -102,7 +105,7 @@ _BATCH_NORMS = (
 )
 
 
-def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs batch normalization and writes the running statistics.
 
     PyTorch's schema does not say that the operator writes to them.
@@ -132,7 +135,7 @@ def value_needed(name: str) -> UnsupportedModel:
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
+def _is_composite(func: OpOverload) -> bool:
     """Returns whether PyTorch defines an operator by other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
@@ -174,7 +177,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return {**decomposition_table, **core_aten_decompositions()}
 
 
-def _run_constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_constant(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator in PyTorch and wraps its results as constants."""
     # Decompositions enter a second mode, so the outer one would otherwise wrap the results.
     is_nested = torch._C._len_torch_dispatch_stack() > 0
@@ -204,7 +207,7 @@ def _run_constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @functools.cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Returns positions and names of the arguments that an operator writes to."""
     return tuple(
         (i, argument.name)
@@ -213,7 +216,7 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Returns the arguments that an operator has written to and returns."""
     if not func._schema.is_mutable:
         return []
@@ -223,7 +226,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return written if len(func._schema.returns) == len(written) else []
 
 
-def _find(func: Any) -> Operator | None:
+def _find(func: OpOverload) -> Operator | None:
     """Returns the entry of the table for an operator, or for its functional form."""
     name = str(func)
     operator = OPERATORS.get(name)
@@ -238,7 +241,9 @@ def _find(func: Any) -> Operator | None:
     return operator
 
 
-def _call(operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Calls an entry of the table with arrays.
 
     Returns:
@@ -288,7 +293,7 @@ def _promote(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(converted)
 
 
-def _finish(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> Any:
+def _finish(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> Any:
     """Wraps the results of an operator, or writes them if the operator works in place."""
     if not torch.is_grad_enabled():
         results = jax.tree.map(
@@ -312,7 +317,7 @@ def _finish(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: A
     return wrap(results)
 
 
-def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> Any:
+def _write(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> Any:
     values = results if isinstance(results, list | tuple) else [results]
     names = _written_arguments(func)
     targets = [args[i] if i < len(args) else kwargs.get(name) for i, name in names]
@@ -330,7 +335,7 @@ def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: An
 
 
 def _view_function(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int | None
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], number: int | None
 ) -> Callable[[jax.Array], jax.Array]:
     operator = _find(func)
     if operator is None:
@@ -348,7 +353,7 @@ def _view_function(
 
 
 def _view_node(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int | None
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], number: int | None
 ) -> Node:
     """Returns the node of a view of the first argument."""
     parent = args[0].node
@@ -362,7 +367,7 @@ def _view_node(
     return Node(parent=parent, apply=apply, put=put_of(func, args, number, apply))
 
 
-def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _view(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Returns views of the first argument."""
     try:
         with no_dispatch():
@@ -383,7 +388,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _as_view(
-    func: Any,
+    func: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     number: int | None,
@@ -402,7 +407,7 @@ def _as_view(
     return view
 
 
-def _change_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _change_shape(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `squeeze_` and other operators that change the shape of a tensor in place."""
     tensor = args[0]
     packet, _, overload = str(func).removeprefix("aten.").partition(".")

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import export
+from transformers import PreTrainedConfig
 
 from hfseq.errors import CheckpointError, UsageError, optional_import
 from hfseq.generation import CausalGeneration
@@ -148,7 +149,7 @@ class ExportedModule(nnx.Module):
         rngs: Random number generators.
     """
 
-    def __init__(self, config: Any, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         del rngs
         self.exports: Exports = config.bridge_exports
         for entry in self.exports.index["variables"]:
@@ -337,7 +338,7 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         cls,
         pretrained_model_name_or_path: str | Path,
         *args: Any,
-        config: Any = None,
+        config: PreTrainedConfig | None = None,
         **kwargs: Any,
     ) -> Any:
         """Loads the weights and the index of the programs of a directory; see the base class.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfseq.nn import trees
+
+if TYPE_CHECKING:
+    import torch
 
 #: The tactic of a kernel and of a bias, for each style of Transformers' plans that splits a linear
 #: layer or an embedding matrix. Parameters with another style are not split over `tensor`.
@@ -46,7 +49,7 @@ def sharding_rules(model: Any) -> list[tuple[str, str]]:
     return rules
 
 
-def tensor_parallel_plan(module: Any) -> dict[str, str]:
+def tensor_parallel_plan(module: torch.nn.Module) -> dict[str, str]:
     """Returns the plan of a PyTorch model: patterns of module names, and their styles."""
     plan = dict(getattr(module, "_tp_plan", None) or {})
     for name, part in module.named_modules():

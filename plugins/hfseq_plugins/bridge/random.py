@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch._ops import OpOverload
 
 from hfseq import nn
 from hfseq_plugins.bridge import state
@@ -124,13 +125,13 @@ _NAMES = {
 }
 
 
-def is_random(func: Any) -> bool:
+def is_random(func: OpOverload) -> bool:
     """Returns whether an operator draws random numbers."""
     name = str(func).split(".")
     return name[0] == "aten" and name[1] in _NAMES
 
 
-def draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def draw(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a random operator.
 
     Returns:

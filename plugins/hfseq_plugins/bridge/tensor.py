@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from hfseq_plugins.bridge.dtypes import TORCH_DTYPES, numpy_array
 from hfseq_plugins.bridge.refusals import UnsupportedModel, model_frame
@@ -196,7 +197,7 @@ class JaxTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Runs an operator."""
         return cls.run_operator(func, args, kwargs or {})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedConfig
 
 #: Keeps the default of an argument.
 DEFAULT = object()
@@ -35,33 +36,33 @@ def _mel(bins: int, frames: int) -> Inputs:
     return lambda config, random: {"input_features": _normal(random, 2, bins, frames)}
 
 
-def _waveform(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _waveform(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {"input_values": _normal(random, 2, 1, 2000)}
 
 
-def _boxes(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _boxes(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     low = random.integers(0, 400, (2, 16, 2))
     high = low + random.integers(1, 400, (2, 16, 2))
     return {"bbox": np.concatenate([low, high], -1).astype(np.int32)}
 
 
-def _images(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _images(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {"pixel_values": _normal(random, 2, 3, 32, 32)}
 
 
-def _mel_frames(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _mel_frames(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     frames = 2 * config.max_source_positions
     return {"input_features": _normal(random, 2, config.num_mel_bins, frames)}
 
 
-def _features_and_mask(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _features_and_mask(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {
         "input_features": _normal(random, 2, config.num_mel_bins, 64),
         "input_features_mask": np.ones((2, 64), np.int32),
     }
 
 
-def _siglip2(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _siglip2(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {
         "pixel_values": _normal(random, 2, 16, 192),
         "pixel_attention_mask": np.ones((2, 16), np.int32),
@@ -298,7 +299,7 @@ CLASSES: dict[str, str] = {}
 OWN_CACHE_OPTION = frozenset({"mimi_encoder", "mimi_decoder", "pocket_tts_audio_tokenizer_encoder"})
 
 
-def _time_series(config: Any, random: np.random.Generator) -> dict[str, Any]:
+def _time_series(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     past = config.context_length + max(config.lags_sequence)
     features = config.num_time_features
     return {
@@ -311,7 +312,7 @@ def _time_series(config: Any, random: np.random.Generator) -> dict[str, Any]:
 
 
 def _text_and_image(size: int = 32) -> Inputs:
-    def make(config: Any, random: np.random.Generator) -> dict[str, Any]:
+    def make(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
         return {**_text(random), "pixel_values": _normal(random, 2, 3, size, size)}
 
     return make

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 #: Computes the values of a tensor from its former values and the new values of a view.
 Put = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def put_of(
-    func: Any, args: tuple[Any, ...], number: int | None, apply: Callable[[jax.Array], jax.Array]
+    func: OpOverload,
+    args: tuple[Any, ...],
+    number: int | None,
+    apply: Callable[[jax.Array], jax.Array],
 ) -> Put:
     """Returns the function that writes a view back to the tensor that it views.
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy import special
+from jax.typing import ArrayLike, DTypeLike
 
-from hfseq_plugins.bridge.operators.table import add_all, operator
+from hfseq_plugins.bridge.operators.table import Function, add_all, operator
 
 Array = jax.Array
 BINARY_OVERLOADS = ("Tensor", "Scalar", "default")
 
 
-def _add_binary(name: str, function: Any) -> None:
+def _add_binary(name: str, function: Function) -> None:
     operator(*(f"{name}.{overload}" for overload in BINARY_OVERLOADS), promoted=(0, 1))(function)
 
 
@@ -53,28 +54,28 @@ for _name, _function in {
     "copysign": jnp.copysign,
     "floor_divide": jnp.floor_divide,
 }.items():
-    _add_binary(_name, _function)
+    _add_binary(_name, cast(Function, _function))
 operator("max.other", promoted=(0, 1))(jnp.maximum)
 operator("min.other", promoted=(0, 1))(jnp.minimum)
 
 
 @operator("add.Tensor", "add.Scalar", promoted=(0, 1))
-def _add(a: Array, b: Any, alpha: Any = 1) -> Array:
+def _add(a: Array, b: ArrayLike, alpha: float = 1) -> Array:
     return jnp.add(a, b if alpha == 1 else alpha * b)
 
 
 @operator("sub.Tensor", "sub.Scalar", "subtract.Tensor", promoted=(0, 1))
-def _subtract(a: Array, b: Any, alpha: Any = 1) -> Array:
+def _subtract(a: Array, b: ArrayLike, alpha: float = 1) -> Array:
     return jnp.subtract(a, b if alpha == 1 else alpha * b)
 
 
 @operator("rsub.Scalar", "rsub.Tensor", promoted=(0, 1))
-def _reverse_subtract(a: Array, b: Any, alpha: Any = 1) -> Array:
+def _reverse_subtract(a: Array, b: ArrayLike, alpha: float = 1) -> Array:
     return jnp.subtract(b, a if alpha == 1 else alpha * a)
 
 
 @operator("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", promoted=(0, 1))
-def _divide(a: Array, b: Any, rounding_mode: str | None = None) -> Array:
+def _divide(a: Array, b: ArrayLike, rounding_mode: str | None = None) -> Array:
     if rounding_mode == "floor":
         return jnp.floor_divide(a, b)
     if rounding_mode == "trunc":
@@ -85,21 +86,21 @@ def _divide(a: Array, b: Any, rounding_mode: str | None = None) -> Array:
 
 
 @operator("lerp.Scalar", "lerp.Tensor")
-def _lerp(a: Array, b: Array, weight: Any) -> Array:
+def _lerp(a: Array, b: Array, weight: ArrayLike) -> Array:
     return a + weight * (b - a)
 
 
 @operator("addcmul")
-def _addcmul(x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+def _addcmul(x: Array, a: Array, b: Array, value: ArrayLike = 1) -> Array:
     return x + value * a * b
 
 
 @operator("addcdiv")
-def _addcdiv(x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+def _addcdiv(x: Array, a: Array, b: Array, value: ArrayLike = 1) -> Array:
     return x + value * a / b
 
 
-def _floating(function: Any) -> Any:
+def _floating(function: Function) -> Any:
     """PyTorch computes integers in float32."""
 
     def compute(x: Array) -> Array:
@@ -195,7 +196,7 @@ add_all(
 
 
 @operator("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", promoted=(0, 1))
-def _power(base: Any, exponent: Any) -> Array:
+def _power(base: ArrayLike, exponent: ArrayLike) -> Array:
     if isinstance(exponent, float) and exponent.is_integer():
         exponent = int(exponent)
     if isinstance(exponent, int) and not isinstance(base, int | float):
@@ -206,7 +207,7 @@ def _power(base: Any, exponent: Any) -> Array:
 
 
 @operator("clamp.default", "clamp.Tensor", "hardtanh.default", "clip.default", "clip.Tensor")
-def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:
+def _clamp(x: Array, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     dtype = x.dtype
     if not jnp.issubdtype(dtype, jnp.inexact) and (
         isinstance(min, float) or isinstance(max, float)
@@ -214,7 +215,7 @@ def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:
         x = x.astype(jnp.float32)
     limits = np.iinfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else None
 
-    def limit(value: Any) -> Any:
+    def limit(value: ArrayLike) -> Any:
         if limits is not None and isinstance(value, int):
             return builtin_min(builtin_max(value, limits.min), limits.max)
         return value.astype(x.dtype) if isinstance(value, jax.Array) and not value.ndim else value
@@ -230,12 +231,12 @@ operator("clamp_max.default", "clamp_max.Tensor")(lambda x, high: _clamp(x, None
 
 
 @operator(*("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), promoted=(1, 2))
-def _where(condition: Array, a: Any, b: Any) -> Array:
+def _where(condition: Array, a: ArrayLike, b: ArrayLike) -> Array:
     return jnp.where(condition, a, b)
 
 
 @operator("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(x: Array, mask: Array, value: Any) -> Array:
+def _masked_fill(x: Array, mask: Array, value: ArrayLike) -> Array:
     if jnp.issubdtype(x.dtype, jnp.integer) and isinstance(value, int):
         limits = np.iinfo(x.dtype)
         value = builtin_min(builtin_max(value, limits.min), limits.max)
@@ -296,7 +297,7 @@ def _heaviside(x: Array, values: Array) -> Array:
 
 
 @operator("isin.Tensor_Tensor", "isin.Tensor_Scalar")
-def _isin(x: Array, values: Any, assume_unique: bool = False, invert: bool = False) -> Array:
+def _isin(x: Array, values: ArrayLike, assume_unique: bool = False, invert: bool = False) -> Array:
     return jnp.isin(x, values, invert=invert)
 
 
@@ -308,7 +309,7 @@ def _isclose(
 
 
 @operator("_to_copy", "to.dtype", "to.dtype_layout")
-def _to_copy(x: Array, dtype: Any = None, *_: Any, **__: Any) -> Array:
+def _to_copy(x: Array, dtype: DTypeLike | None = None, *_: Any, **__: Any) -> Array:
     if dtype is None:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
@@ -328,7 +329,7 @@ operator("detach")(lax.stop_gradient)
 
 
 @operator("fill.Scalar", "fill.Tensor")
-def _fill(x: Array, value: Any) -> Array:
+def _fill(x: Array, value: ArrayLike) -> Array:
     return jnp.full_like(x, value)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from hfseq_plugins.bridge.operators.table import operator
 
@@ -44,18 +46,22 @@ def _take(x: Array, index: Array) -> Array:
     return x.reshape(-1)[index]
 
 
-def _place(indices: Any) -> tuple[Any, ...]:
+def _place(indices: Sequence[Array | None]) -> tuple[Any, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
 @operator("index.Tensor", "_unsafe_index.Tensor")
-def _index(x: Array, indices: Any) -> Array:
+def _index(x: Array, indices: Sequence[Array | None]) -> Array:
     return x[_place(indices)]
 
 
 @operator("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(
-    x: Array, indices: Any, values: Array, accumulate: bool = False, unsafe: bool = False
+    x: Array,
+    indices: Sequence[Array | None],
+    values: Array,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Array:
     values = values.astype(x.dtype)
     masks = [index for index in indices if index is not None and index.dtype == bool]
@@ -87,7 +93,7 @@ def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(grid)
 
 
-def _scatter(x: Array, dim: int, index: Array, source: Any, method: str) -> Array:
+def _scatter(x: Array, dim: int, index: Array, source: ArrayLike, method: str) -> Array:
     if not x.ndim:
         x, index = x[None], jnp.atleast_1d(index)
         return _scatter(x, dim, index, source, method)[0]
@@ -97,17 +103,17 @@ def _scatter(x: Array, dim: int, index: Array, source: Any, method: str) -> Arra
 
 
 @operator("scatter.src", "scatter.value")
-def _scatter_set(x: Array, dim: int, index: Array, source: Any) -> Array:
+def _scatter_set(x: Array, dim: int, index: Array, source: ArrayLike) -> Array:
     return _scatter(x, dim, index, source, "set")
 
 
 @operator("scatter_add")
-def _scatter_add(x: Array, dim: int, index: Array, source: Any) -> Array:
+def _scatter_add(x: Array, dim: int, index: Array, source: ArrayLike) -> Array:
     return _scatter(x, dim, index, source, "add")
 
 
 @operator("scatter.reduce", "scatter.value_reduce")
-def _scatter_reduce_name(x: Array, dim: int, index: Array, source: Any, reduce: str) -> Array:
+def _scatter_reduce_name(x: Array, dim: int, index: Array, source: ArrayLike, reduce: str) -> Array:
     return _scatter(x, dim, index, source, reduce)
 
 
@@ -135,14 +141,14 @@ def _scatter_reduce(
     return result
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
+def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf, jnp.inf
     return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
 
 
 @operator("index_add")
-def _index_add(x: Array, dim: int, index: Array, source: Array, alpha: Any = 1) -> Array:
+def _index_add(x: Array, dim: int, index: Array, source: Array, alpha: float = 1) -> Array:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add((alpha * source).astype(x.dtype))
 
 
@@ -152,7 +158,7 @@ def _index_copy(x: Array, dim: int, index: Array, source: Array) -> Array:
 
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor")
-def _index_fill(x: Array, dim: int, index: Array, value: Any) -> Array:
+def _index_fill(x: Array, dim: int, index: Array, value: ArrayLike) -> Array:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(value)
 
 
@@ -173,11 +179,11 @@ def _one_hot(x: Array, num_classes: int = -1) -> Array:
 @operator("searchsorted.Tensor", "searchsorted.Scalar")
 def _searchsorted(
     edges: Array,
-    x: Any,
+    x: Array,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
-    sorter: Any = None,
+    sorter: Array | None = None,
 ) -> Array:
     side = side or ("right" if right else "left")
     if edges.ndim == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,12 +13,12 @@ from jax import lax
 
 from hfseq import nn
 from hfseq_plugins.bridge import state
-from hfseq_plugins.bridge.operators.table import operator
+from hfseq_plugins.bridge.operators.table import Dims, Sizes, operator
 
 Array = jax.Array
 
 
-def _repeat(value: Any, count: int) -> list[int]:
+def _repeat(value: int | Sequence[int], count: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 
@@ -31,11 +32,11 @@ def convolution(
     x: Array,
     weight: Array,
     bias: Array | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     transposed: bool = False,
-    output_padding: Any = (0,),
+    output_padding: Sizes = (0,),
     groups: int = 1,
     *_: Any,
 ) -> Array:
@@ -90,7 +91,7 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     return x if bias is None else x + bias
 
 
-def _standardize(x: Array, axes: Any, eps: float) -> tuple[Array, Array, Array]:
+def _standardize(x: Array, axes: Dims, eps: float) -> tuple[Array, Array, Array]:
     """Returns float32 values with mean 0 and variance 1, the mean and the factor."""
     y = x.astype(jnp.float32)
     mean = y.mean(axes, keepdims=True)
@@ -100,7 +101,7 @@ def _standardize(x: Array, axes: Any, eps: float) -> tuple[Array, Array, Array]:
 
 @operator("native_layer_norm")
 def _layer_norm(
-    x: Array, shape: Any, weight: Array | None, bias: Array | None, eps: float
+    x: Array, shape: Sizes, weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
     y, mean, factor = _standardize(x, tuple(range(-len(shape), 0)), eps)
     return _affine(y, weight, bias).astype(x.dtype), mean, factor
@@ -198,7 +199,7 @@ def _batch_norm_without_statistics(
 
 
 @operator("rms_norm", "_fused_rms_norm")
-def _rms_norm(x: Array, shape: Any, weight: Array | None = None, eps: float | None = None) -> Any:
+def _rms_norm(x: Array, shape: Sizes, weight: Array | None = None, eps: float | None = None) -> Any:
     axes = tuple(range(-len(shape), 0))
     y = x.astype(jnp.float32)
     eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
@@ -249,7 +250,13 @@ def _flash_attention(
 
 
 def _window(
-    x: Array, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, n: int
+    x: Array,
+    size: Sizes,
+    stride: Sizes,
+    padding: int | Sizes,
+    dilation: int | Sizes,
+    ceil_mode: bool,
+    n: int,
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
     """Returns size, strides, dilations and padding of windows over all axes."""
     size = _repeat(size, n)
@@ -273,10 +280,10 @@ def _window(
 def _max_pool(
     n: int,
     x: Array,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    size: Sizes,
+    stride: Sizes = (),
+    padding: int | Sizes = 0,
+    dilation: int | Sizes = 1,
     ceil_mode: bool = False,
 ) -> tuple[Array, Array]:
     windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
@@ -300,9 +307,9 @@ def _max_pool3d(x: Array, *args: Any) -> tuple[Array, Array]:
 def _avg_pool(
     n: int,
     x: Array,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
+    size: Sizes,
+    stride: Sizes = (),
+    padding: int | Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
@@ -335,7 +342,7 @@ def _avg_pool3d(x: Array, *args: Any) -> Array:
     return _avg_pool(3, x, *args)
 
 
-def _adaptive_pool(x: Array, size: Any, method: str) -> Array:
+def _adaptive_pool(x: Array, size: Sizes, method: str) -> Array:
     for axis, count in zip(range(x.ndim - len(size), x.ndim), size, strict=True):
         length = x.shape[axis]
         if count == length:
@@ -349,12 +356,12 @@ def _adaptive_pool(x: Array, size: Any, method: str) -> Array:
 
 
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
-def _adaptive_avg_pool(x: Array, size: Any) -> Array:
+def _adaptive_avg_pool(x: Array, size: Sizes) -> Array:
     return _adaptive_pool(x, size, "mean")
 
 
 @operator("adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_max_pool1d")
-def _adaptive_max_pool(x: Array, size: Any) -> tuple[Array, Array]:
+def _adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
     y = _adaptive_pool(x, size, "max")
     return y, jnp.zeros(y.shape, jnp.int32)
 
@@ -411,7 +418,9 @@ def _resize_matrix(
     return matrix
 
 
-def _new_sizes(x: Array, size: Any, scales: Any, n: int) -> tuple[list[int], list[float | None]]:
+def _new_sizes(
+    x: Array, size: Sizes, scales: Sequence[float] | None, n: int
+) -> tuple[list[int], list[float | None]]:
     factors: list[Any] = list(scales) if scales else [None] * n
     if size is not None:
         return list(size), [None] * n if scales is None else factors
@@ -420,8 +429,8 @@ def _new_sizes(x: Array, size: Any, scales: Any, n: int) -> tuple[list[int], lis
 
 def _interpolate(
     x: Array,
-    size: Any,
-    scales: Any,
+    size: Sizes,
+    scales: Sequence[float] | None,
     method: str,
     align_corners: bool = False,
     antialias: bool = False,
@@ -439,12 +448,15 @@ def _interpolate(
 def _add_interpolation(name: str, method: str, n: int) -> None:
     @operator(f"{name}.vec")
     def by_size_or_factor(
-        x: Array, size: Any, align_corners: bool = False, scales: Any = None
+        x: Array,
+        size: Sizes,
+        align_corners: bool = False,
+        scales: Sequence[float] | None = None,
     ) -> Array:
         return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
     @operator(f"{name}.default")
-    def by_size(x: Array, size: Any, align_corners: bool = False, *factors: Any) -> Array:
+    def by_size(x: Array, size: Sizes, align_corners: bool = False, *factors: Any) -> Array:
         scales = factors if len(factors) == n and all(factors) else None
         return _interpolate(x, size, scales, method, align_corners, antialias=name.endswith("_aa"))
 
@@ -457,7 +469,7 @@ _add_interpolation("_upsample_bilinear2d_aa", "linear", 2)
 _add_interpolation("_upsample_bicubic2d_aa", "cubic", 2)
 
 
-def _nearest(x: Array, size: Any, scales: Any, is_exact: bool) -> Array:
+def _nearest(x: Array, size: Sizes, scales: Sequence[float] | None, is_exact: bool) -> Array:
     sizes, factors = _new_sizes(x, size, scales, x.ndim - 2)
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
         length = x.shape[axis]
@@ -472,11 +484,11 @@ def _add_nearest(name: str, n: int) -> None:
     is_exact = "exact" in name
 
     @operator(f"{name}.vec")
-    def by_size_or_factor(x: Array, size: Any, scales: Any = None) -> Array:
+    def by_size_or_factor(x: Array, size: Sizes, scales: Sequence[float] | None = None) -> Array:
         return _nearest(x, size, scales, is_exact)
 
     @operator(f"{name}.default")
-    def by_size(x: Array, size: Any, *factors: Any) -> Array:
+    def by_size(x: Array, size: Sizes, *factors: Any) -> Array:
         scales = factors if len(factors) == n and all(factors) else None
         return _nearest(x, size, scales, is_exact)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.bridge.operators.table import add_all, operator
+from hfseq_plugins.bridge.operators.table import Sizes, add_all, operator
 
 Array = jax.Array
 
@@ -39,7 +39,7 @@ add_all(
 
 
 @operator("addmm", "baddbmm", "addmv")
-def _add_product(c: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
+def _add_product(c: Array, a: Array, b: Array, beta: float = 1, alpha: float = 1) -> Array:
     product = jnp.matmul(a, b)
     product = product if alpha == 1 else alpha * product
     if beta == 0:
@@ -111,7 +111,7 @@ def _euclidean_distances(a: Array, b: Array) -> Array:
 _NORMALIZATION = {0: 0.0, 1: -0.5, 2: -1.0}
 
 
-def _scale(x: Array, shape: Any, dim: Any, normalization: int) -> Array:
+def _scale(x: Array, shape: Sizes, dim: Sizes, normalization: int) -> Array:
     count = 1
     for axis in dim:
         count *= shape[axis]
@@ -120,7 +120,7 @@ def _scale(x: Array, shape: Any, dim: Any, normalization: int) -> Array:
 
 
 @operator("_fft_r2c")
-def _real_to_complex(x: Array, dim: Any, normalization: int, onesided: bool) -> Array:
+def _real_to_complex(x: Array, dim: Sizes, normalization: int, onesided: bool) -> Array:
     if onesided:
         *others, last = dim
         result = jnp.fft.rfft(x, axis=last)
@@ -132,7 +132,7 @@ def _real_to_complex(x: Array, dim: Any, normalization: int, onesided: bool) -> 
 
 
 @operator("_fft_c2c")
-def _complex_to_complex(x: Array, dim: Any, normalization: int, forward: bool) -> Array:
+def _complex_to_complex(x: Array, dim: Sizes, normalization: int, forward: bool) -> Array:
     if forward:
         result = jnp.fft.fftn(x, axes=dim)
     else:
@@ -141,7 +141,7 @@ def _complex_to_complex(x: Array, dim: Any, normalization: int, forward: bool) -
 
 
 @operator("_fft_c2r")
-def _complex_to_real(x: Array, dim: Any, normalization: int, last_dim_size: int) -> Array:
+def _complex_to_real(x: Array, dim: Sizes, normalization: int, last_dim_size: int) -> Array:
     *others, last = dim
     if others:
         x = jnp.fft.ifftn(x, axes=others, norm="forward")

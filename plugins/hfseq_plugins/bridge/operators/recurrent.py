@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.bridge.operators.table import operator
+from hfseq_plugins.bridge.operators.table import Function, operator
 
 Array = jax.Array
 #: Computes the next state of a cell from the projected input and the state.
@@ -67,7 +66,7 @@ def _run(
     cell: Cell,
     x: Array,
     states: tuple[Array, ...],
-    parameters: list[Array],
+    parameters: Sequence[Array],
     has_biases: bool,
     num_layers: int,
     bidirectional: bool,
@@ -99,8 +98,8 @@ def _reject_dropout(dropout: float, train: bool, num_layers: int) -> None:
 @operator("lstm.input")
 def _lstm(
     x: Array,
-    states: Any,
-    parameters: Any,
+    states: Sequence[Array],
+    parameters: Sequence[Array],
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -118,7 +117,7 @@ def _lstm(
 def _gru(
     x: Array,
     state: Array,
-    parameters: Any,
+    parameters: Sequence[Array],
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -142,7 +141,7 @@ def _mkldnn_layer(
     hidden: Array,
     cell: Array,
     reverse: bool,
-    batch_sizes: Any,
+    batch_sizes: Sequence[int],
     mode: int,
     hidden_size: int,
     num_layers: int,
@@ -175,14 +174,14 @@ for _name, _activation in (("rnn_tanh", jnp.tanh), ("rnn_relu", jax.nn.relu)):
     def _simple(
         x: Array,
         state: Array,
-        parameters: Any,
+        parameters: Sequence[Array],
         has_biases: bool,
         num_layers: int,
         dropout: float,
         train: bool,
         bidirectional: bool,
         batch_first: bool,
-        activation: Any = _activation,
+        activation: Function = _activation,
     ) -> tuple[Array, ...]:
         _reject_dropout(dropout, train, num_layers)
         cell = _simple_cell(activation)

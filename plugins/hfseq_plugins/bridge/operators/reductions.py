@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
-from hfseq_plugins.bridge.operators.table import add_all, operator
+from hfseq_plugins.bridge.operators.table import Dims, Function, add_all, operator
 
 Array = jax.Array
 
 
-def _axes(dim: Any) -> Any:
+def _axes(dim: Dims) -> Any:
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         return None
     return tuple(dim) if isinstance(dim, list | tuple) else dim
@@ -30,22 +31,30 @@ def _integers(x: Array) -> Array:
 
 
 @operator("sum.dim_IntList", "sum.default")
-def _sum(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def _sum(
+    x: Array, dim: Dims = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     return _summable(x).sum(_axes(dim), keepdims=keepdim, dtype=dtype)
 
 
 @operator("nansum")
-def _nansum(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def _nansum(
+    x: Array, dim: Dims = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     return jnp.nansum(x, _axes(dim), keepdims=keepdim, dtype=dtype)
 
 
 @operator("mean.dim", "mean.default")
-def _mean(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def _mean(
+    x: Array, dim: Dims = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     return x.mean(_axes(dim), keepdims=keepdim, dtype=dtype)
 
 
 @operator("prod.default", "prod.dim_int")
-def _prod(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def _prod(
+    x: Array, dim: Dims = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> Array:
     return _summable(x).prod(_axes(dim), keepdims=keepdim, dtype=dtype)
 
 
@@ -86,7 +95,7 @@ add_all(
 )
 
 
-def _argument(x: Array, dim: int | None, keepdim: bool, function: Any) -> Array:
+def _argument(x: Array, dim: int | None, keepdim: bool, function: Function) -> Array:
     return function(x, dim, keepdims=keepdim and dim is not None)
 
 
@@ -105,7 +114,7 @@ def _min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     return _extremum(x, dim, keepdim, jnp.argmin)
 
 
-def _extremum(x: Array, dim: int, keepdim: bool, function: Any) -> tuple[Array, Array]:
+def _extremum(x: Array, dim: int, keepdim: bool, function: Function) -> tuple[Array, Array]:
     if not x.ndim:
         return x, jnp.zeros((), jnp.int32)
     # The gradient belongs to one element, as in PyTorch, and not to all equal ones.
@@ -137,7 +146,11 @@ def _cummin(x: Array, dim: int) -> tuple[Array, Array]:
 
 @operator("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dim_dtype")
 def vector_norm(
-    x: Array, order: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    x: Array,
+    order: float | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Computes a norm. The gradient of the norm of zeros is zero, as in PyTorch."""
     order = 2 if order is None else order
@@ -159,14 +172,22 @@ def vector_norm(
 
 @operator("linalg_norm")
 def _linalg_norm(
-    x: Array, order: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    x: Array,
+    order: float | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     return vector_norm(x, order, dim, keepdim, dtype)
 
 
 @operator("var.correction", "var.dim", "var.default")
 def variance(
-    x: Array, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = 1
+    x: Array,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    correction: int | None = 1,
 ) -> Array:
     """Computes the variance."""
     if isinstance(dim, bool):
@@ -182,7 +203,7 @@ def _std(x: Array, *args: Any, **kwargs: Any) -> Array:
 
 @operator("var_mean.correction", "var_mean.dim")
 def _var_mean(
-    x: Array, dim: Any = None, keepdim: bool = False, correction: Any = 1
+    x: Array, dim: Dims = None, keepdim: bool = False, correction: int | None = 1
 ) -> tuple[Array, Array]:
     mean = x.mean(_axes(dim), keepdims=keepdim)
     return variance(x, dim, None, keepdim, correction), mean
@@ -190,7 +211,7 @@ def _var_mean(
 
 @operator("std_mean.correction")
 def _std_mean(
-    x: Array, dim: Any = None, keepdim: bool = False, correction: Any = 1
+    x: Array, dim: Dims = None, keepdim: bool = False, correction: int | None = 1
 ) -> tuple[Array, Array]:
     squares, mean = _var_mean(x, dim, keepdim, correction)
     return jnp.sqrt(squares), mean
@@ -233,25 +254,29 @@ def _argsort(
 
 @operator("quantile", "quantile.scalar")
 def _quantile(
-    x: Array, q: Any, dim: Any = None, keepdim: bool = False, interpolation: str = "linear"
+    x: Array,
+    q: Array | float,
+    dim: int | None = None,
+    keepdim: bool = False,
+    interpolation: str = "linear",
 ) -> Array:
     return jnp.quantile(x, q, dim, keepdims=keepdim, method=interpolation)
 
 
 @operator("_softmax", "softmax.int")
-def _softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+def _softmax(x: Array, dim: int, dtype: DTypeLike | None = None) -> Array:
     x = x if dtype is None or isinstance(dtype, bool) else x.astype(dtype)
     return jax.nn.softmax(x, dim)
 
 
 @operator("_log_softmax", "log_softmax.int")
-def _log_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+def _log_softmax(x: Array, dim: int, dtype: DTypeLike | None = None) -> Array:
     x = x if dtype is None or isinstance(dtype, bool) else x.astype(dtype)
     return jax.nn.log_softmax(x, dim)
 
 
 @operator("_safe_softmax")
-def _safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+def _safe_softmax(x: Array, dim: int, dtype: DTypeLike | None = None) -> Array:
     x = x if dtype is None else x.astype(dtype)
     is_masked = (x == -jnp.inf).all(dim, keepdims=True)
     return jnp.where(is_masked, 0, jax.nn.softmax(jnp.where(is_masked, 0, x), dim))

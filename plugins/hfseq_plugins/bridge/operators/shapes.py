@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
-from hfseq_plugins.bridge.operators.table import add_all, operator
+from hfseq_plugins.bridge.operators.table import Dims, Sizes, add_all, operator
 
 Array = jax.Array
 
@@ -19,7 +21,7 @@ def _dim(x: Array, dim: int) -> int:
 
 
 @operator("view", "reshape", "_unsafe_view", "_reshape_alias")
-def _view(x: Array, shape: Any, *_: Any) -> Array:
+def _view(x: Array, shape: Sizes, *_: Any) -> Array:
     return x.reshape(tuple(shape))
 
 
@@ -64,25 +66,25 @@ add_all(
 )
 
 
-def _common(arrays: Any) -> list[Array]:
+def _common(arrays: Sequence[Array]) -> list[Array]:
     """Converts arrays to a common data type, as PyTorch does: arrays are never weakly typed."""
     dtype = jnp.result_type(*(x.dtype for x in arrays))
     return [x.astype(dtype) for x in arrays]
 
 
 @operator("cat", "concat", "concatenate")
-def _cat(arrays: Any, dim: int = 0) -> Array:
+def _cat(arrays: Sequence[Array], dim: int = 0) -> Array:
     # PyTorch skips empty vectors, whatever the shapes of the others.
     kept = [x for x in arrays if x.shape != (0,)] or list(arrays)
     return jnp.concatenate(_common(kept), dim)
 
 
-def _roll(x: Array, shifts: Any, dims: Any) -> Array:
+def _roll(x: Array, shifts: Sizes, dims: Sizes = ()) -> Array:
     return jnp.roll(x, shifts, tuple(dims) or None)
 
 
 @operator("squeeze.dim", "squeeze.dims", "squeeze.default")
-def _squeeze(x: Array, dims: Any = None) -> Array:
+def _squeeze(x: Array, dims: Dims = None) -> Array:
     if dims is None:
         dims = range(x.ndim)
     elif isinstance(dims, int):
@@ -91,7 +93,7 @@ def _squeeze(x: Array, dims: Any = None) -> Array:
 
 
 @operator("expand")
-def _expand(x: Array, shape: Any, implicit: bool = False) -> Array:
+def _expand(x: Array, shape: Sizes, implicit: bool = False) -> Array:
     lead = len(shape) - x.ndim
     sizes = [x.shape[i - lead] if size == -1 else size for i, size in enumerate(shape)]
     return jnp.broadcast_to(x, sizes)
@@ -142,7 +144,7 @@ def _select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
 
 
 @operator("constant_pad_nd", "pad")
-def pad(x: Array, sizes: Any, mode: Any = "constant", value: Any = None) -> Array:
+def pad(x: Array, sizes: Sizes, mode: str = "constant", value: ArrayLike | None = None) -> Array:
     """Pads an array. `sizes` starts with the last axis, as in PyTorch."""
     if not isinstance(mode, str):
         mode, value = "constant", mode
@@ -168,7 +170,7 @@ operator("replication_pad1d", "replication_pad2d", "replication_pad3d")(
 
 
 @operator("as_strided")
-def _as_strided(x: Array, size: Any, stride: Any, storage_offset: int | None = None) -> Array:
+def _as_strided(x: Array, size: Sizes, stride: Sizes, storage_offset: int | None = None) -> Array:
     index = np.full((), storage_offset or 0)
     for count, step in zip(size, stride, strict=True):
         index = index[..., None] + np.arange(count) * step
@@ -186,7 +188,7 @@ def _unfold(x: Array, dim: int, size: int, step: int) -> Array:
 
 
 @operator("im2col")
-def _im2col(x: Array, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Array:
+def _im2col(x: Array, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Array:
     padded = jnp.pad(x, ((0, 0), (0, 0), *((p, p) for p in padding)))
     index = []
     for size, kernel, gap, step in zip(
@@ -201,7 +203,7 @@ def _im2col(x: Array, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 
 @operator("col2im")
 def _col2im(
-    x: Array, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+    x: Array, output_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
 ) -> Array:
     """Adds overlapping patches: the transpose of `im2col`."""
     channels = x.shape[1] // (kernel_size[0] * kernel_size[1])
@@ -243,7 +245,7 @@ def _pixel_unshuffle(x: Array, factor: int) -> Array:
 # ---------------------------------------------------------------------------------------
 
 
-def _clip_integer(value: Any, dtype: Any) -> Any:
+def _clip_integer(value: ArrayLike, dtype: DTypeLike | None) -> Any:
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer) and isinstance(value, int):
         limits = np.iinfo(dtype)
         return min(max(value, limits.min), limits.max)
@@ -251,17 +253,17 @@ def _clip_integer(value: Any, dtype: Any) -> Any:
 
 
 @operator("full_like")
-def _full_like(x: Array, value: Any, dtype: Any = None) -> Array:
+def _full_like(x: Array, value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
     return jnp.full_like(x, _clip_integer(value, dtype or x.dtype), dtype=dtype)
 
 
 @operator("new_full")
-def _new_full(x: Array, shape: Any, value: Any, dtype: Any = None) -> Array:
+def _new_full(x: Array, shape: Sizes, value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
     return jnp.full(tuple(shape), _clip_integer(value, dtype or x.dtype), dtype or x.dtype)
 
 
 @operator("full")
-def _full(shape: Any, value: Any, dtype: Any = None) -> Array:
+def _full(shape: Sizes, value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
     if dtype is None:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         dtype = jnp.int32 if is_integer else None
@@ -287,5 +289,7 @@ add_all(
 
 
 @operator("linspace", "linspace.Tensor_Tensor", "linspace.Scalar_Tensor", "linspace.Tensor_Scalar")
-def _linspace(start: Any, end: Any, steps: int, dtype: Any = None) -> Array:
+def _linspace(
+    start: ArrayLike, end: ArrayLike, steps: int, dtype: DTypeLike | None = None
+) -> Array:
     return jnp.linspace(start, end, steps, dtype=dtype or jnp.float32)

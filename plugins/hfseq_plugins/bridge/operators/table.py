@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -26,6 +26,8 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 
 Function = Callable[..., Any]
+Sizes = Sequence[int]
+Dims = int | Sequence[int] | None
 
 
 def operator(
