@@ -217,7 +217,7 @@ def check_against_file(
     if layers > max(FREE_LAYERS, len(tensors)):
         raise WeightsError(
             f"the configuration of {location} has {layers} layers, but the weights only have "
-            f"{len(tensors)} tensors: they are of different models"
+            f"{len(tensors)} tensors: they belong to different models"
         )
     num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
     # Models with rotary embeddings have no position embedding matrix.
@@ -232,7 +232,7 @@ def check_against_file(
         ):
             raise WeightsError(
                 f"the configuration of {location} has {positions} positions of {width} values, but "
-                f"the weights only have {num_values} values: they are of different models"
+                f"the weights only have {num_values} values: they belong to different models"
             )
 
 

@@ -94,7 +94,7 @@ def open_weights(
         CheckpointError: No weight file exists, or it cannot be read.
     """
     if from_pt and from_flax:
-        raise UsageError("from_pt=True and from_flax=True exclude each other: pass one of them")
+        raise UsageError("from_pt=True and from_flax=True are mutually exclusive: pass only one")
     names: tuple[str, ...] = WEIGHTS_FILES
     if from_pt:
         names = (*SAFETENSORS_FILES, *TORCH_FILES, *MSGPACK_FILES)
@@ -107,8 +107,8 @@ def open_weights(
         return open_file(path, fetch=fetch)
     if from_flax and any(fetch(name) for name in WEIGHTS_FILES):
         raise CheckpointError(
-            f"{source} has no {MSGPACK}, which from_flax=True reads: leave out from_flax to load "
-            "the weights in another format"
+            f"{source} has no {MSGPACK}, which from_flax=True reads: omit from_flax to load the "
+            "weights in another format"
         )
     raise CheckpointError(
         f"Error no file named {', '.join(names)} found in {source}: "
@@ -222,8 +222,8 @@ def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
     if missing:
         raise CheckpointError(
             f"{index} lists {missing[0]} in {weight_map[missing[0]]}, which does not contain it "
-            f"({len(missing)} missing tensors). The shards may be from another save: download or "
-            "save them again"
+            f"({len(missing)} missing tensors). The shards may be from different saves: download "
+            "or save them again"
         )
     tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
     return OpenedWeights(tensors, next(iter(parts.values())).native, index)

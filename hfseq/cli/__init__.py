@@ -159,11 +159,11 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
     ("search", "search a folder of texts", retrieval.add_search, retrieval.run_search,
      "hfseq search my-vectors notes/ 'how old is the law' --top_k 5\n"
      "hfseq search my-vectors notes/ 'how old is the law' --reranker my-reranker --json"),
-    ("mine", "find hard negatives for the training of retrieval models", retrieval.add_mine,
+    ("mine", "find hard negatives for training retrieval models", retrieval.add_mine,
      retrieval.run_mine,
      "hfseq mine my-vectors --train_file pairs.jsonl --output_file triplets.jsonl \\\n"
      "  --relative_margin 0.05 --num_negatives 5"),
-    ("evaluate-retrieval", "evaluate a retrieval model: search, reranking, similarity, triplets",
+    ("evaluate-retrieval", "evaluate a retrieval model by search, reranking or similarity",
      retrieval.add_evaluate, retrieval.run_evaluate,
      "hfseq evaluate-retrieval my-vectors --dataset scifact/ --json\n"
      "hfseq evaluate-retrieval my-reranker --reranking_file dev.jsonl"),

@@ -33,7 +33,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         group,
         "input_file",
         help_text="File with one user message per line, or a .jsonl file with one message per "
-        "line, which may be the result of a tool; - is standard input.",
+        "line (of the user or of a tool); - is standard input.",
         default_text="a prompt in the terminal, or standard input",
     )
     flags.add_flag(group, "output_file", default_text="standard output")

@@ -81,7 +81,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="Fail, and write nothing, if a tensor is missing, unexpected or of another shape.",
+        help="Fail and write nothing if a tensor is missing or unexpected, or its shape differs.",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -104,7 +104,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{flag}",
             metavar="N,N,...",
-            help=f"Keep only these {layers}, e.g. 0,2,4 for a student of the model.",
+            help=f"Keep only these {layers}, e.g. 0,2,4, to create a student of the model.",
         )
     parser.add_argument(
         "--overwrite", action="store_true", help="Replace the model in an existing directory."
@@ -392,7 +392,7 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: 
             f"{key} and {other} have different values, but are one parameter of {name}"
             for key, other in (*report.conflicts, *report.unused_biases)
         ),
-        *(f"{key}: {name} computes other values" for key in report.derived),
+        *(f"{key}: {name} computes different values" for key in report.derived),
         *(
             f"{key}: unsupported dtype {dtype} of a parameter"
             for key, dtype in report.unsupported_dtypes.items()

@@ -247,7 +247,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         options |= {"do_sample": True, "prng_key": arguments.seed}
     problems = []
     if arguments.prompts and (arguments.input_file or arguments.whole_input):
-        problems.append("use either PROMPT, or --input_file and --whole_input")
+        problems.append("use either PROMPT, or --input_file and --whole_input, but not both")
     unused = [name for name in SAMPLING if name in options] if not arguments.do_sample else []
     if unused:
         problems.append(f"--{unused[0]} requires --do_sample: it only affects sampling")
@@ -464,7 +464,7 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(UnreadableError):  # the pipeline reports unreadable files
             durations[name] = AudioFile(name).seconds
     if arguments.output_dir and arguments.output_file:
-        raise UsageError("use either --output_dir or --output_file")
+        raise UsageError("use either --output_dir or --output_file, not both")
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     targets = _transcript_files(names, folder, arguments.output_format)
     prepare_devices(arguments)
@@ -785,7 +785,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
     """Translates the texts. Returns 1 if a line cannot be translated."""
     problems = []
     if arguments.texts and arguments.input_file:
-        problems.append("use either TEXT or --input_file")
+        problems.append("use either TEXT or --input_file, not both")
     if arguments.scores and arguments.num_beams == 1:
         problems.append("--scores requires --num_beams above 1: greedy search has no scores")
     if problems:

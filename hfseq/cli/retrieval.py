@@ -122,7 +122,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--activation",
         metavar="NAME",
-        help="Function of the scores, such as Identity or Sigmoid. Default: the model's.",
+        help="Activation function, such as Identity or Sigmoid. Default: the model's.",
     )
     group = parser.add_argument_group("input and output")
     flags.add_flag(
@@ -131,7 +131,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
         help_text="File with one text per line, or a table with the column text "
         f"{TABLE_HELP}. Default: standard input (-).",
     )
-    flags.add_output_flags(group, "Write a JSON object with the number, the score and the text.")
+    flags.add_output_flags(group, "Write a JSON object per text, with its index and score.")
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
 
@@ -168,7 +168,7 @@ def _input_texts(arguments: argparse.Namespace, texts: Sequence[str]) -> list[st
         DataError: A text is empty or cannot be read.
     """
     if texts and arguments.input_file:
-        raise UsageError("use either positional texts or --input_file")
+        raise UsageError("use either positional texts or --input_file, not both")
     from hfseq.pipelines.base import RejectedInput, input_text, read_inputs
 
     name = arguments.input_file or "-"
@@ -197,8 +197,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "texts",
         metavar="PATH",
-        help="Folder of text files, which are searched by paragraph, or a file with one text per "
-        f"line, or a table with the column text {TABLE_HELP}.",
+        help="Folder of text files, file with one text per line, or table with the column text "
+        f"{TABLE_HELP}.",
     )
     parser.add_argument(
         "queries", metavar="QUERY", nargs="*", help="Query. Default: lines of standard input."
@@ -213,12 +213,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--unit",
         choices=("paragraph", "file", "line"),
         default="paragraph",
-        help="Unit of the search in a folder. Default: paragraph.",
+        help="Unit into which the files of a folder are split. Default: paragraph.",
     )
     group.add_argument(
         "--reranker",
         metavar="MODEL",
-        help="Directory or Hub name of a cross-encoder that sorts the results again.",
+        help="Directory or Hub name of a cross-encoder that reranks the results.",
     )
     models.add_int_flags(group, ("rerank_k", 100, "Number of results to rerank. Default: 100."))
     group = parser.add_argument_group("output")
@@ -237,7 +237,7 @@ def run_search(arguments: argparse.Namespace) -> int:
 
     options = _options(arguments)
     documents = model.encode_document(texts, **options)
-    print(f"{len(texts)} texts are searched", file=sys.stderr)
+    print(f"searching {len(texts)} texts", file=sys.stderr)
     queries = arguments.queries or (line.strip() for line in sys.stdin)
     depth = max(arguments.top_k, arguments.rerank_k) if reranker else arguments.top_k
     with Output(arguments.output_file) as output:
@@ -323,13 +323,14 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
         "--train_file",
         metavar="FILE",
         required=True,
-        help=f"Table with the columns anchor and positive, in this order {TABLE_HELP}.",
+        help="Table with the columns anchor and positive, or two other columns in this order "
+        f"{TABLE_HELP}.",
     )
     group.add_argument(
         "--corpus_file",
         metavar="FILE",
-        help="Texts in which negatives are searched: one text per line, or a table with the column "
-        f"text {TABLE_HELP}. Default: the positives.",
+        help="Texts from which negatives are selected: one text per line, or a table with the "
+        f"column text {TABLE_HELP}. Default: the positives.",
     )
     flags.add_output_flags(
         group,
@@ -351,7 +352,7 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
     models.add_int_flags(
         group,
         ("num_negatives", 3, "Number of negatives per query. Default: 3."),
-        ("range_min", 0, "Number of the best candidates that are skipped. Default: 0."),
+        ("range_min", 0, "Number of best candidates to skip. Default: 0."),
         (
             "range_max",
             None,
@@ -370,7 +371,7 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
         (
             "relative_margin",
             "Remove candidates whose score exceeds the lowest score of the positives of the query "
-            "minus this share of it, such as 0.05.",
+            "minus this fraction of its absolute value, such as 0.05.",
         ),
     ):
         group.add_argument(f"--{name}", type=float, metavar="X", help=f"{text} Default: none.")
@@ -452,7 +453,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="Directory or Hub name of a retrieval model of any kind.",
+        help="Directory or Hub name of a retrieval model.",
     )
     group = parser.add_argument_group("search")
     group.add_argument(
@@ -461,10 +462,10 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="Folder with the files queries, corpus and qrels (.jsonl, .tsv, .csv, .parquet), as "
-        "in BEIR, or a folder of such folders, as NanoBEIR (repeatable).",
+        "in BEIR, or a folder of such folders, as in NanoBEIR (repeatable).",
     )
     for name in ("queries", "corpus", "qrels"):
-        group.add_argument(f"--{name}_file", metavar="FILE", help=f"The file {name} of a dataset.")
+        group.add_argument(f"--{name}_file", metavar="FILE", help=f"File {name} of a dataset.")
     group.add_argument(
         "--split",
         default="test",
@@ -473,7 +474,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reranker",
         metavar="MODEL",
-        help="Directory or Hub name of a cross-encoder that sorts the 100 best results again.",
+        help="Directory or Hub name of a cross-encoder that reranks the 100 best results.",
     )
     group = parser.add_argument_group("other evaluations")
     group.add_argument(

@@ -70,7 +70,7 @@ def _run(
         direct_inputs: Inputs from the command line, instead of a file.
     """
     if direct_inputs and arguments.input_file:
-        raise UsageError("use either positional texts or --input_file")
+        raise UsageError("use either positional texts or --input_file, not both")
     from tqdm import tqdm
 
     from hfseq.pipelines.base import read_inputs
@@ -191,8 +191,8 @@ def run_answer(arguments: argparse.Namespace) -> int:
         raise UsageError("--context requires a QUESTION")
     elif arguments.input_file in (None, "-"):
         raise UsageError(
-            "use QUESTION and --context, or --input_file with a SQuAD file or a table with the "
-            "columns question and context"
+            "use either QUESTION and --context, or --input_file with a SQuAD file or a table with "
+            "the columns question and context"
         )
     options = {name: getattr(arguments, name) for name in names}
     for name in ("max_seq_len", "doc_stride"):
@@ -370,7 +370,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--task",
         choices=("query", "document"),
-        help="Encode the texts as queries or as documents, with the prompt of that name. Default: "
+        help="Encode the texts as queries or as documents, with the prompt of this name. Default: "
         "neither.",
     )
     group.add_argument(
@@ -393,7 +393,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
     """Computes the embedding of each text."""
     models.check_at_least_one(arguments, "truncate_dim")
     if arguments.texts and arguments.input_file:
-        raise UsageError("use either positional texts or --input_file")
+        raise UsageError("use either positional texts or --input_file, not both")
     import numpy as np
 
     from hfseq.modeling.sentence import SparseEncoder

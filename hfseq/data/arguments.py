@@ -184,7 +184,7 @@ class DistillationArguments(CheckedArguments):
         0.5, "Weight of the distillation loss."
     )
     task_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
-        0.5, "Weight of the loss of the labels when there is a teacher."
+        0.5, "Weight of the label loss. It only applies with --teacher."
     )
     hidden_state_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
         0.0,
@@ -851,7 +851,7 @@ class TokenClassificationArguments(RecordArguments):
 
     task_name: str = option(
         "ner",
-        "Kind of tags, e.g. ner or pos, which determines the default column of the tags. See "
+        "Type of the tags, e.g. ner or pos, which determines their default column. See "
         "--label_column_name.",
     )
     label_column_name: str | None = option(
@@ -1001,7 +1001,7 @@ class PreferenceArguments(ConversationArguments):
 
     truncation_mode: Literal["keep_start", "keep_end"] = option(
         "keep_start",
-        "Which tokens of examples that are longer than --max_length are kept: the first tokens of "
+        "How examples that are longer than --max_length are truncated: keep the first tokens of "
         "prompt and answer (keep_start), or the last ones (keep_end).",
     )
     disable_dropout: bool = option(True, "Train without dropout.")
@@ -1013,7 +1013,7 @@ class ReferenceArguments(PreferenceArguments):
 
     beta: float = option(0.1, BETA_HELP)
     reference_free: bool = option(
-        False, "Train without a reference model, as if it gave all answers the same probability."
+        False, "Train as if the reference model assigned the same probability to all answers."
     )
     ref_model_name_or_path: str | None = option(
         None,
@@ -1023,7 +1023,7 @@ class ReferenceArguments(PreferenceArguments):
     precompute_ref_log_probs: bool = option(
         False,
         "Compute the log-probabilities of the reference model before training and store them in "
-        "the output directory. Training then does not hold the reference model.",
+        "the output directory. The reference model is then removed from memory.",
     )
     precompute_ref_batch_size: PositiveInt | None = option(
         None,
@@ -1041,7 +1041,7 @@ class ReferenceArguments(PreferenceArguments):
                 if self.precompute_ref_log_probs
                 else "ref_model_name_or_path"
             )
-            yield f"--reference_free and --{flag} exclude each other: drop one of them"
+            yield f"--reference_free and --{flag} are mutually exclusive: drop one of them"
         yield from super().problems()
 
 
@@ -1188,11 +1188,13 @@ class RetrievalArguments(MixtureArguments, RecordArguments):
     scale: PositiveFloat | None = option(
         None, "Factor for the scores in the softmax of the loss (1 / temperature)."
     )
-    margin: NonNegativeFloat | None = option(None, "Margin of the loss. Default: that of the loss.")
+    margin: NonNegativeFloat | None = option(
+        None, "Margin of the loss. Default: depends on --loss."
+    )
     temperature: PositiveFloat | None = option(
         None,
-        "Divisor of the scores of model and teacher in distill_kl_div, or of the similarities in "
-        "gist. Default: that of the loss.",
+        "Temperature, which divides the scores of model and teacher in distill_kl_div, and the "
+        "similarities in gist. Default: depends on --loss.",
     )
     mini_batch_size: PositiveInt | None = option(
         None,
@@ -1202,8 +1204,8 @@ class RetrievalArguments(MixtureArguments, RecordArguments):
     )
     batch_sampler: Literal["batch_sampler", "no_duplicates", "group_by_label"] = option(
         "batch_sampler",
-        "How examples are combined to batches: at random, without equal texts in a batch, or with "
-        "at least two examples of each label.",
+        "How examples are combined into batches: at random, at random but without duplicate texts "
+        "in a batch, or with at least two examples of each label.",
     )
     query_prompt: str | None = option(
         None, "Text that precedes each query. It is saved with the model."
@@ -1316,7 +1318,7 @@ class EmbeddingArguments(VectorArguments):
     distance_metric: Literal["euclidean", "cosine", "manhattan", "l2"] | None = option(
         None,
         "Distance of the triplet and contrastive losses (euclidean, cosine or manhattan), or of "
-        "embed_distill (cosine or l2). Default: that of the loss.",
+        "embed_distill (cosine or l2). Default: depends on --loss.",
     )
     guide_model: str | None = option(
         None,
@@ -1325,7 +1327,7 @@ class EmbeddingArguments(VectorArguments):
     )
     margin_strategy: Literal["absolute", "relative"] = option(
         "absolute",
-        "Whether --margin of gist is a similarity, or a fraction of that of the positive.",
+        "Whether --margin of gist is an absolute similarity, or relative to that of the positive.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -1350,7 +1352,7 @@ class EmbeddingArguments(VectorArguments):
                 "0 for each of the --matryoshka_dims"
             )
         if (self.loss == "gist") != bool(self.guide_model):
-            yield "--loss gist and --guide_model require each other"
+            yield "--loss gist requires --guide_model, which no other loss supports"
         yield from super().problems()
 
     @property
@@ -1417,14 +1419,14 @@ class MultiVectorArguments(VectorArguments):
     )
     query_length: PositiveInt | None = option(
         None,
-        "Number of tokens of a query. Shorter queries are extended with mask tokens, which are "
-        "scored, too. Default: that of the model, or 32 for a new one.",
+        "Query length in tokens. Shorter queries are padded with mask tokens, which are also "
+        "scored. Default: the model's, or 32 for a new model.",
     )
     document_length: PositiveInt | None = option(
-        None, "Maximum number of tokens of a document. Default: that of the model."
+        None, "Maximum document length in tokens. Default: the model's."
     )
     query_expansion: bool = option(
-        True, "Extend the queries of a new multi-vector model to --query_length."
+        True, "Pad the queries of a new multi-vector model to --query_length with mask tokens."
     )
 
 
@@ -1453,10 +1455,11 @@ class CrossEncoderArguments(RetrievalArguments):
     )
     num_negatives: PositiveInt = option(
         4,
-        "Documents of other examples per query that multiple_negatives_ranking uses as negatives.",
+        "Number of other examples' documents that serve as negatives of a query in "
+        "multiple_negatives_ranking.",
     )
     activation: Literal["sigmoid", "identity"] = option(
-        "sigmoid", "Function of the scores in multiple_negatives_ranking."
+        "sigmoid", "Activation function of the scores in multiple_negatives_ranking."
     )
     weighting_scheme: Literal["none", "ndcg_loss1", "ndcg_loss2", "lambda_rank", "ndcg_loss2pp"] = (
         option("ndcg_loss2pp", "Weights of the pairs in lambda_loss.")
@@ -1468,8 +1471,8 @@ class CrossEncoderArguments(RetrievalArguments):
     )
     respect_input_order: bool = option(
         True,
-        "list_mle and p_list_mle: the documents are in the order of the ranking. Otherwise they "
-        "are sorted by label.",
+        "Whether list_mle and p_list_mle use the order of the documents in the data as the "
+        "ranking. Otherwise, they sort the documents by label.",
     )
 
 

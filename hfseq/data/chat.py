@@ -240,8 +240,8 @@ class ChatEncoder(TextEncoder):
         )
         if found_columns is None:
             raise UsageError(
-                f"{table.origin} has the columns {', '.join(table.columns)}: expected "
-                "'messages', 'prompt' and 'completion', or a text column "
+                f"{table.origin} has the columns {', '.join(table.columns)}: expected either "
+                "'messages', or both 'prompt' and 'completion', or a text column "
                 f"'{arguments.dataset_text_field}' (--dataset_text_field)"
             )
         for name in found_columns:

@@ -115,11 +115,11 @@ class PreferenceEncoder(TextEncoder):
         elif set(PAIR) <= columns:
             self.names = PAIR
         else:
-            expected = "'chosen' and 'rejected'" + (
-                "" if paired else ", or 'completion' and 'label'"
+            expected = "both 'chosen' and 'rejected'" + (
+                "" if paired else ", or both 'completion' and 'label'"
             )
             hint = (
-                ". Train on completions with labels with the objective kto"
+                ". To train on labeled completions, use the objective kto"
                 if paired and unpaired
                 else ""
             )
@@ -204,7 +204,7 @@ class PreferenceEncoder(TextEncoder):
             full = [self.tokenize_text(text + self.append_eos(answer)).ids for answer in answers]
             return self._joined(prompt_ids, full)
         if self.encoder_decoder:
-            raise InvalidExample("an encoder-decoder model requires the prompt in its own column")
+            raise InvalidExample("an encoder-decoder model requires the prompt in column 'prompt'")
         full = [self.tokenize_text(self.append_eos(answer)).ids for answer in answers]
         length = common_prefix(*full) if len(full) == 2 else 0
         # If one answer is the beginning of the other, it keeps its last token.
@@ -248,7 +248,7 @@ class PreferenceEncoder(TextEncoder):
                 start = max(len(ids) - length, 0) if keep_end else 0
                 if prompt_length >= start + length:
                     raise InvalidExample(
-                        f"its prompt has {prompt_length} tokens, so that no token of the answer is "
+                        f"its prompt has {prompt_length} tokens, so no token of the answer is "
                         f"among the first {length} (--max_length)"
                     )
                 answers.append(ids[start : start + length])

@@ -182,8 +182,8 @@ class Auxiliary:
 
     Attributes:
         model: The model.
-        shared_paths: The paths of its parameters if it shares parameters with the trained model.
-            `None` if all its parameters are its own.
+        shared_paths: The paths of the parameters that it shares with the trained model, or `None`
+            if it shares none.
     """
 
     model: FlaxPreTrainedModel
@@ -269,7 +269,7 @@ class SkippedExamplesMixin:
                 self.on_skip(split, index)
 
     def on_skip(self, split: str, index: int) -> None:
-        """Handles a skipped example. Called once per example, and does nothing by default."""
+        """Handles a skipped example. It is called once per example and does nothing by default."""
 
     def count_unread(self, split: str, num_valid: int, num_read: int) -> bool:
         """Counts consecutive examples of a split that could not be read.
@@ -519,8 +519,8 @@ class Objective:
         """Adds a dataset of a mixture.
 
         Args:
-            number: Number of the dataset, from 1. Dataset 0 is that of this objective.
-            part: Its objective.
+            number: Number of the dataset, from 1. Dataset 0 is the dataset of this objective.
+            part: The objective of the added dataset.
         """
 
     def generate_texts(
@@ -609,9 +609,9 @@ class Objective:
     ) -> dict[str, jax.Array]:
         """Returns sums over a micro-batch that the loss needs for the whole step.
 
-        They are added up over all micro-batches before the first call of :meth:`loss`, whose batch
-        contains them under "step_totals". No gradient passes through them. Only called if
-        ``uses_step_totals`` is set.
+        The trainer adds the sums of all micro-batches before the first call of :meth:`loss`, whose
+        batch contains them under "step_totals". No gradient passes through them. This method is
+        only called if ``uses_step_totals`` is set.
 
         Args:
             model: The model.
@@ -632,7 +632,7 @@ class Objective:
     ) -> Loss:
         """Returns the sum to minimize, the number of targets and optional further results.
 
-        Called under ``jit`` and ``grad``.
+        This method is called under ``jit`` and ``grad``.
 
         Args:
             model: The model.

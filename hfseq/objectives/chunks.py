@@ -60,9 +60,9 @@ def map_chunks(
         chunk_rows: Number of rows per device and chunk, or ``None`` for a single call with all
             rows.
         sharded: How the rows are split over devices.
-        sums: Whether the results are sums over the rows of the chunk, with one entry. The last
-            chunk then has repeated rows, which ``function`` must ignore: the last array of ``rows``
-            must be a boolean array, which is false for them.
+        sums: Whether the result for a chunk is a sum over its rows, with one entry. In this case,
+            ``function`` must ignore the repeated rows of the last chunk: the last array of ``rows``
+            must be a boolean array, which is false for these rows.
 
     Returns:
         The results, with one entry per row, or per chunk if ``sums`` is true.

@@ -26,8 +26,8 @@ MEAN_LOSSES = ("ipo", "simpo", "alphapo")
 class CPO(PreferenceObjective):
     """Makes chosen answers more probable than rejected ones, without a reference model.
 
-    The loss is a mean over pairs, plus ``--cpo_alpha`` times the cross-entropy of the chosen
-    answers, a mean over the tokens of the whole step.
+    The loss is averaged over pairs. ``--cpo_alpha`` times the cross-entropy of the chosen answers,
+    averaged over the tokens of the whole step, is added to it.
     """
 
     name = "cpo"

@@ -1,4 +1,4 @@
-"""Training of cross-encoders (rerankers), which score pairs of a query and a document.
+"""Training of cross-encoders (rerankers), which score query-document pairs.
 
 The losses are those of sentence-transformers' CrossEncoder. Each example has one document, several
 documents in columns, or a list of documents.
@@ -279,7 +279,7 @@ class CrossEncoderTraining(RetrievalObjective):
         return batch
 
     def full_rows(self, count: int, length: int) -> Arrays:
-        """Returns ``count`` rows of one pair without padding."""
+        """Returns ``count`` rows with one pair each, without padding."""
         rows = super().full_rows(count, length)
         arrays = {name: rows[name] for name in ("input_ids", "segment_ids", "valid")}
         types = np.zeros_like(rows["input_ids"])
@@ -436,7 +436,7 @@ def saved_activation(config: Any) -> str | None:
 
 
 def class_labels(splits: Mapping[str, Records]) -> list[Any]:
-    """Returns the classes of all splits in order. Texts that are integers count as integers."""
+    """Returns the classes of all splits in sorted order, integers first."""
     classes: set[Any] = set()
     for records in splits.values():
         label = find_columns(records, 2).label

@@ -99,7 +99,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
 def freeze(params: Params, part: str) -> Params:
-    """Returns parameters without a gradient for those whose path contains ``part``."""
+    """Returns the parameters, and stops the gradient of those whose path contains ``part``."""
 
     def stop(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = {getattr(key, "key", None) for key in path}

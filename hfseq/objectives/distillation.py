@@ -52,9 +52,9 @@ def with_teacher(objective: type[Objective]) -> type[Objective]:
 class Distillation(Objective):
     """The part of an objective that compares the model with a teacher.
 
-    The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
-    of the hidden states, each multiplied by its weight. Each is a mean over its positions: the
-    positions with labels or, in masked language modeling, all tokens for the last two.
+    The minimized loss is the weighted sum of the label loss, the distillation loss and the distance
+    between the hidden states. Each term is averaged over the positions with labels. In masked
+    language modeling, the last two terms are averaged over all tokens.
     """
 
     #: The values of ``--distillation_loss`` that this class supports. The first is the default.
@@ -81,7 +81,7 @@ class Distillation(Objective):
         self.teacher_ids, self.num_tokens = self._match_vocabularies()
 
     def _match_vocabularies(self) -> tuple[np.ndarray | None, int | None]:
-        """Returns the teacher's ID of each token, if they differ, and the size of the vocabulary.
+        """Returns the teacher's ID of each token (if the IDs differ) and the vocabulary size.
 
         Raises:
             UsageError: The vocabularies differ.
@@ -96,8 +96,8 @@ class Distillation(Objective):
             teacher_vocabulary = AutoTokenizer.from_pretrained(teacher).get_vocab()
         except Exception as error:  # the Rust tokenizers raise plain Exception
             raise UsageError(
-                f"--teacher {teacher}: its tokenizer cannot be loaded ({first_line(error)}), which "
-                "is compared with that of the student. Save the tokenizer in the same directory"
+                f"cannot load the tokenizer of --teacher {teacher} ({first_line(error)}), whose "
+                "vocabulary is compared with the student's. Save the tokenizer in this directory"
             ) from error
         vocabulary = tokenizer.get_vocab()
         differing = sorted(vocabulary.keys() ^ teacher_vocabulary.keys())
@@ -107,8 +107,9 @@ class Distillation(Objective):
                 for token in differing[:5]
             )
             raise UsageError(
-                f"--teacher {teacher} has another vocabulary: {len(differing)} tokens differ, such "
-                f"as {examples}. Teacher and student must have the same tokens"
+                f"--teacher {teacher} and the student have different vocabularies: "
+                f"{len(differing)} tokens differ, such as {examples}. Use a teacher and a student "
+                "with the same tokens"
             )
         size = max(vocabulary.values()) + 1
         if vocabulary == teacher_vocabulary:
@@ -116,7 +117,7 @@ class Distillation(Objective):
         ids = np.zeros(size, np.int32)
         for token, number in vocabulary.items():
             ids[number] = teacher_vocabulary[token]
-        logger.info("the IDs of the teacher's tokens are mapped to those of the student")
+        logger.info("teacher and student assign different IDs to the tokens: mapping the IDs")
         return ids, size
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
@@ -149,7 +150,7 @@ class Distillation(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the weighted sum of the losses. In the totals, "loss" is that of the labels."""
+        """Returns the weighted sum of the losses. In the totals, "loss" is the label loss."""
         data, keywords = self.arguments, {}
         if data.hidden_state_weight:
             keywords["output_hidden_states"] = True
@@ -167,8 +168,8 @@ class Distillation(Objective):
         if values.shape != mask.shape:
             raise UsageError(
                 f"--teacher: the outputs of the objective '{self.name}' have the shape "
-                f"{values.shape}, but its labels {mask.shape}. Distillation supports objectives "
-                "with one label per output"
+                f"{values.shape}, but its labels have the shape {mask.shape}. Distillation only "
+                "supports objectives with one label per output"
             )
         scale = jnp.ones(())
         if self.compares_all_tokens:
@@ -212,7 +213,7 @@ class Distillation(Objective):
         return run(params=auxiliary[TEACHER], train=False, **inputs)
 
     def _map_ids(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces the student's token IDs by those of the teacher."""
+        """Replaces the student's token IDs with those of the teacher."""
         if self.teacher_ids is None:
             return dict(inputs)
         table = jnp.asarray(self.teacher_ids)
@@ -224,14 +225,14 @@ class Distillation(Objective):
     def _compare(
         self, call: ForwardCall, teacher_output: Any, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distillation loss of each position, and which positions count."""
+        """Returns the distillation loss of each position, and a mask of the valid positions."""
         student, teacher = (
             getattr(output, "logits", None) for output in (call.output, teacher_output)
         )
         if student is None or teacher is None:
             raise UsageError(
-                f"--teacher: the model of the objective '{self.name}' returns no logits, which "
-                "distillation compares"
+                f"--teacher: the model of the objective '{self.name}' returns no logits. "
+                "Distillation requires a model with logits"
             )
         data, size = self.arguments, self.num_tokens
 
@@ -256,13 +257,14 @@ class Distillation(Objective):
             return map_logits(losses, (student, teacher)), mask
         if not self.has_vocabulary and student.shape != teacher.shape:
             raise UsageError(
-                f"--teacher {data.teacher} has outputs of the shape {teacher.shape}, but the "
-                f"student {student.shape}: they must have the same labels"
+                f"the outputs of --teacher {data.teacher} have the shape {teacher.shape}, but "
+                f"those of the student have the shape {student.shape}: use a teacher and a student "
+                "with the same labels"
             )
         return losses(student, teacher), mask
 
     def _positions(self, batch: Batch) -> jax.Array:
-        """Returns which positions of the logits are compared, as a bool array."""
+        """Returns a mask of the positions at which logits are compared."""
         if self.compares_all_tokens:
             return batch["segment_ids"] > 0
         if "counts" in batch:
@@ -274,13 +276,13 @@ class Distillation(Objective):
     def _hidden_distance(
         self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the cosine distance of the last hidden states, and which positions count."""
+        """Returns the distances of the last hidden states, and a mask of the valid positions."""
         student, target = (_last_hidden(output) for output in (call.output, teacher_output))
         if student.shape != target.shape:
             raise UsageError(
                 f"--hidden_state_weight: the hidden states of the teacher have "
-                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use a "
-                "student with the same hidden_size, or drop the flag"
+                f"{target.shape[-1]} features, but those of the student have {student.shape[-1]}. "
+                "Use a student with the same hidden_size, or drop the flag"
             )
         distance = cosine_distance(student, jax.lax.stop_gradient(target))
         if distance.ndim == mask.ndim and distance.shape == mask.shape:
@@ -292,7 +294,7 @@ class Distillation(Objective):
         return mean.reshape(len(mask), -1).mean(-1), mask
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the metrics of the objective for the labels, and those of the distillation.
+        """Returns the metrics of the label loss, and those of the distillation.
 
         "distillation_loss" and "hidden_state_distance" are means over the compared positions, and
         "total_loss" is the minimized loss.
@@ -318,12 +320,12 @@ class EmbeddingDistillation(Distillation):
     distillation_losses = ("cosine", "mse", "margin_mse", *DIVERGENCES)
 
     def setup(self) -> None:
-        """Also rejects the comparison of hidden states."""
+        """Rejects ``--hidden_state_weight``, in addition to the setup of the objective."""
         super().setup()
         if self.arguments.hidden_state_weight:
             raise UsageError(
-                "--hidden_state_weight is for models with logits: the objective 'embedding' "
-                "compares embeddings. Drop the flag"
+                "--hidden_state_weight applies only to models with logits, but the objective "
+                "'embedding' compares embeddings: drop the flag"
             )
 
     def loss(self, *args: Any, **kwargs: Any) -> Loss:
@@ -364,7 +366,7 @@ class EmbeddingDistillation(Distillation):
     def _compare_vectors(
         self, own: jax.Array, other: jax.Array, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distillation loss of each row, and which rows count."""
+        """Returns the distillation loss of each row, and a mask of the rows that count."""
         name, texts = self.distillation_loss, own.shape[1]
         if name in ("cosine", "mse") and own.shape != other.shape:
             raise UsageError(

@@ -17,7 +17,7 @@ def divergence(
 
     T and S are the distributions of the teacher and the student at the given temperature. The
     result is multiplied by the square of the temperature, so that the size of the gradient does not
-    depend on the temperature (Hinton et al., 2015). TRL does not multiply by it.
+    depend on the temperature (Hinton et al., 2015). TRL omits this factor.
 
     Args:
         name: `forward_kl` is KL(T || S), `reverse_kl` is KL(S || T), and `jsd` is the generalized
@@ -63,13 +63,13 @@ def squared_error(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def margin_squared_error(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the error of the differences between the scores of a positive and its negatives.
+    """Returns the squared error of the margins between the scores of a positive and its negatives.
 
     This is MarginMSE (Hofstätter et al., 2020) with dot products as scores.
 
     Args:
         student: Embeddings of an anchor, its positive and its negatives, `(rows, texts, features)`.
-        teacher: The same of the teacher, with another number of features if necessary.
+        teacher: Embeddings of the teacher, which may have a different number of features.
 
     Returns:
         The squared error, averaged over the negatives, `(rows,)`.

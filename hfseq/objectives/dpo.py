@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class DPO(ReferenceObjective):
     """Makes chosen answers more probable than rejected ones, relative to a reference model.
 
-    The loss is a mean over pairs. The loss type "sft" is a mean over the tokens of the chosen
-    answers of the whole step. Neither depends on the number of micro-batches.
+    The loss is averaged over pairs. The loss type "sft" is averaged over the tokens of all chosen
+    answers of the step. Neither depends on the number of micro-batches.
     """
 
     name = "dpo"
@@ -37,7 +37,7 @@ class DPO(ReferenceObjective):
     arguments: DPOArguments
 
     def setup(self) -> None:
-        """Divides the losses into those of pairs and the cross-entropy of the chosen answers."""
+        """Separates the losses of pairs from the cross-entropy of the chosen answers."""
         super().setup()
         self.pair_weights = dict(self.arguments.weighted_losses)
         self.sft_weight = self.pair_weights.pop("sft", 0.0)

@@ -95,7 +95,7 @@ class Embedding(RetrievalObjective):
 
         guide = self.__dict__.get("_guide_encoder")
         if guide is None:
-            logger.info("computing the embeddings of the guide %s", self.arguments.guide_model)
+            logger.info("computing embeddings with --guide_model %s", self.arguments.guide_model)
             guide = SentenceEncoder.from_pretrained(str(self.arguments.guide_model))
             self.__dict__["_guide_encoder"] = guide
         return guide.encode(texts, batch_size=GUIDE_BATCH_SIZE)
@@ -169,7 +169,7 @@ class Embedding(RetrievalObjective):
         return batch_triplets[name](vectors[:, 0], labels, valid, **triplets)
 
     def row_outputs(self, vectors: jax.Array) -> dict[str, jax.Array]:
-        """Returns the embeddings of the texts by their position."""
+        """Returns the embeddings of the texts by position."""
         embeddings = l2_normalize(vectors)
         names = ("anchors", "positives", "negatives")
         return dict(zip(names, embeddings[:, :3].swapaxes(0, 1), strict=False))
@@ -236,7 +236,7 @@ def ranking_metrics(anchors: np.ndarray, positives: np.ndarray) -> dict[str, flo
 
 
 def rank_summary(ranks: np.ndarray) -> dict[str, float]:
-    """Returns the fraction of first ranks and the mean reciprocal rank, `ranks` counts from 1."""
+    """Returns the fraction of first ranks and the mean reciprocal rank. Ranks start at 1."""
     return {
         "accuracy_at_1": float((ranks == 1).mean()),
         f"mrr_at_{MRR_CUTOFF}": float(np.where(ranks <= MRR_CUTOFF, 1 / ranks, 0.0).mean()),

@@ -30,10 +30,10 @@ MISMATCHED = "mismatched"
 class KTO(ReferenceObjective):
     """Makes good completions more probable and bad ones less probable.
 
-    Each completion is compared with the KL divergence between the model and its reference. This is
-    estimated once per step, without a gradient, from the prompts of the step, each with the
-    completion of the next row. The loss therefore does not depend on the number of micro-batches or
-    processes.
+    The log-ratio of each completion is compared with the KL divergence between the model and its
+    reference. The divergence is estimated once per step from the prompts of the step, each combined
+    with the completion of the next row, and passes no gradient. The loss therefore does not depend
+    on the number of micro-batches or processes.
     """
 
     name = "kto"
@@ -55,13 +55,13 @@ class KTO(ReferenceObjective):
         self.uses_step_totals = self.estimates_kl  # type: ignore[misc]  # per instance
         if self.estimates_kl and self.arguments.precompute_ref_log_probs:
             raise UsageError(
-                "--precompute_ref_log_probs: the loss kto pairs each prompt with other completions "
-                "in each epoch, so that the log-probabilities of the reference model are not known "
-                "before training. Drop the flag, or use --loss_type apo_zero_unpaired"
+                "--precompute_ref_log_probs: the loss kto pairs each prompt with a different "
+                "completion in each epoch, so the log-probabilities of the reference model cannot "
+                "be computed in advance. Drop the flag, or use --loss_type apo_zero_unpaired"
             )
 
     def encode(self, splits: Mapping[str, Any], split: str, length: int) -> Encoded:
-        """Tokenizes the examples of a split, and divides pairs into two examples each."""
+        """Tokenizes the examples of a split, and splits each pair into two examples."""
         encoded = super().encode(splits, split, length)
         examples = encoded.examples
         if len(examples[0].answers) == 2:
@@ -99,7 +99,7 @@ class KTO(ReferenceObjective):
         return rows | {"label": (np.arange(count) % 2).astype(np.float32)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Computes the arrays of the completions, and of the prompts with other completions."""
+        """Computes the arrays of the completions, and of prompts with the next row's completion."""
         batch = super().collate(rows, random, groups)
         if f"{MISMATCHED}_ids" in rows:
             ids, segments, learned = (
@@ -112,7 +112,7 @@ class KTO(ReferenceObjective):
     def step_totals(
         self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
     ) -> dict[str, jax.Array]:
-        """Returns the sum and the number of the log-ratios of prompts with other completions."""
+        """Returns the sum and the number of the log-ratios from which the KL is estimated."""
         ratios = self._mismatched_ratios(model, params, batch, extra)
         valid = batch["pairs"][:, 0]
         return {"kl": jnp.where(valid, ratios, 0.0).sum(), "count": valid.sum()}
@@ -187,9 +187,9 @@ class KTO(ReferenceObjective):
         return totals
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss and the rewards, log-probabilities and the KL divergence of TRL.
+        """Returns the loss, and TRL's rewards, log-probabilities and KL divergence.
 
-        Metrics of good or bad completions are NaN if there are none.
+        Metrics of good (or bad) completions are NaN if there are no such completions.
         """
         count = max(totals["count"], 1)
         metrics = {"loss": totals["loss"] / count}

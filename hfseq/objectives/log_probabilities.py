@@ -12,7 +12,7 @@ from hfseq.objectives.cross_entropy import token_losses
 
 
 class TokenStatistics(NamedTuple):
-    """Numbers for each position, `(rows, length)`. Only `logps` passes a gradient.
+    """Statistics for each position, `(rows, length)`. Only `logps` passes a gradient.
 
     Attributes:
         logps: Log-probability of the target.
@@ -33,7 +33,7 @@ def token_statistics(
     """Returns statistics of the predictions of given tokens, in float32.
 
     Args:
-        logits: Logits, `(rows, length, vocab_size)`, which may have more columns as padding.
+        logits: Logits, `(rows, length, vocab_size)`. They may have additional padding columns.
         targets: Token IDs, `(rows, length)`.
         vocab_size: Size of the vocabulary.
     """
@@ -55,7 +55,7 @@ def segment_sums(values: jax.Array, segments: jax.Array, count: int) -> jax.Arra
 
     Args:
         values: Numbers, `(rows, length)`.
-        segments: Number of the segment of each position, from 1, or 0 for none, `(rows, length)`.
+        segments: Segment number of each position, from 1, or 0 for none, `(rows, length)`.
         count: Maximum number of segments per row.
 
     Returns:

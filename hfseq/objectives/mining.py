@@ -26,21 +26,22 @@ STRATEGIES = ("top", "random")
 
 @dataclass(frozen=True)
 class Mining:
-    """How hard negatives are selected.
+    """Settings for the selection of hard negatives.
 
     A candidate is removed if it is one of the positives of its query, or if its score exceeds the
     lowest score of these positives minus a margin. Such a candidate is probably relevant.
 
     Attributes:
         num_negatives: Number of negatives per query.
-        range_min: Number of the best remaining candidates that are skipped.
-        range_max: Number of candidates that are considered. The default is `range_min` plus
-            `num_negatives`, or ten times `num_negatives` with a filter, plus the largest number of
-            positives of a query.
+        range_min: Number of best remaining candidates to skip.
+        range_max: Number of candidates to consider. The default is the sum of `range_min`,
+            `num_negatives` (times ten if there is a filter) and the largest number of positives of
+            a query.
         max_score: Candidates with a higher score are removed.
         min_score: Candidates with a lower score are removed.
         absolute_margin: The minimum difference from the score of the positive.
-        relative_margin: The minimum difference, as a share of the absolute score of the positive.
+        relative_margin: The minimum difference, as a fraction of the absolute score of the
+            positive.
         sampling_strategy: "top" selects the best candidates, "random" samples them.
         output_format: An element of ``OUTPUT_FORMATS``.
         output_scores: Whether the rows contain scores.
@@ -112,7 +113,7 @@ def mine(
         anchors: Queries. A query that occurs several times has several positives.
         positives: The relevant document of each query.
         mining: How negatives are selected.
-        corpus: Texts in which negatives are searched. The default is the positives.
+        corpus: Texts from which negatives are selected. The default is the positives.
         cross_encoder: A model that computes the scores for the filters.
         batch_size: Maximum number of texts per batch.
         show_progress_bar: Whether to show progress bars.

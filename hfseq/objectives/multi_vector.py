@@ -123,7 +123,7 @@ class MultiVector(RetrievalObjective):
         return losses.distill_kl_div(scores, batch["labels"], valid, temperature=temperature)
 
     def row_outputs(self, vectors: Any) -> dict[str, jax.Array]:
-        """Returns the token vectors of queries and positives, padded to the largest width."""
+        """Returns the token vectors of queries and positives, padded to the maximum width."""
         outputs = {}
         for name, part, width in zip(("query", "positive"), vectors, self.max_widths, strict=True):
             hidden = (part.mask[:, 0] == 0)[..., None]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class ORPO(PreferenceObjective):
     """Fine-tunes on chosen answers, and makes their odds larger than those of rejected answers.
 
-    The loss is the cross-entropy of prompts and chosen answers, a mean over the tokens of the whole
-    step, plus ``--beta`` times the odds ratio loss, a mean over pairs. It has no reference model.
+    The loss is the cross-entropy of prompts and chosen answers (averaged over the tokens of the
+    whole step) plus ``--beta`` times the odds ratio loss (averaged over pairs). There is no
+    reference model.
     As in TRL, the rewards and the log-probabilities in the metrics are means over tokens.
     """
 

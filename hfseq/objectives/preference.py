@@ -1,4 +1,4 @@
-"""Base classes of objectives that train on preferences, and the data that they share."""
+"""Base classes of objectives that train on preferences, and the handling of their data."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class PreferenceObjective(Objective):
     - "segments": The number of the answer within its row, 0 for padding.
     - "targets": The token to predict at each position, -100 for none.
     - "learned": 1 where the target is part of an answer, 0 elsewhere.
-    - "pairs": Which examples of a row exist, bool `(rows, examples)`.
+    - "pairs": Mask of the examples that a row contains, bool `(rows, examples)`.
     - "prompts" and "prompt_segments": The inputs of the encoder, if there is one,
       `(rows, prompt_width)`.
     """
@@ -140,7 +140,7 @@ class PreferenceObjective(Objective):
     # -- data
 
     def row_length(self, length: int) -> int:
-        """Returns the tokens per row: room for two answers of the maximum length if packed."""
+        """Returns the tokens per row, which is twice the maximum length of an answer if packed."""
         return 2 * length if self.packing else length
 
     def encode(self, splits: Mapping[str, Any], split: str, length: int) -> Encoded:
@@ -362,7 +362,7 @@ def pair_totals(scores: AnswerScores, rewards: jax.Array, valid: jax.Array) -> d
     Args:
         scores: The scores of the policy.
         rewards: The reward of each answer, `(pairs, 2)`.
-        valid: Which pairs exist, `(pairs,)`.
+        valid: Mask of the entries that are pairs (not padding), `(pairs,)`.
     """
     counted = jnp.where(valid[:, None], 1.0, 0.0)
     scores, rewards = jax.lax.stop_gradient((scores, rewards))

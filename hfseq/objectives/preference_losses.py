@@ -1,8 +1,8 @@
 """Losses of preference optimization, as functions of log-probabilities.
 
 Notation: a pair has a chosen and a rejected answer. The log-probability of an answer is the sum
-over its tokens. Its log-ratio is its log-probability under the policy, the model that is trained,
-minus its log-probability under the reference model. All functions work elementwise on float arrays
+over its tokens. Its log-ratio is its log-probability under the policy (the trained model) minus
+its log-probability under the reference model. All functions work elementwise on float arrays
 with one entry per pair or per answer, and return losses of the same shape.
 """
 
@@ -39,7 +39,7 @@ class Pairs(NamedTuple):
 
     @property
     def mean_difference(self) -> jax.Array:
-        """As `difference`, with each log-ratio divided by the length of the answer."""
+        """Like `difference`, but each log-ratio is divided by the length of its answer."""
         return self.chosen / self.chosen_length - self.rejected / self.rejected_length
 
 
@@ -85,7 +85,7 @@ def dpo_cdpo(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
 def dpo_apo_zero(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
     """APO-zero (D'Oosterlinck et al., 2024, equation 7).
 
-    Makes chosen answers more probable and rejected answers less probable.
+    It makes chosen answers more probable and rejected answers less probable.
     """
     return 1 - sigmoid(beta * pairs.chosen) + sigmoid(beta * pairs.rejected)
 
@@ -93,7 +93,7 @@ def dpo_apo_zero(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array
 def dpo_apo_down(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
     """APO-down (D'Oosterlinck et al., 2024, equation 8).
 
-    Makes both answers less probable, and rejected answers more so.
+    It makes both answers less probable, the rejected answer more so than the chosen one.
     """
     return sigmoid(beta * pairs.chosen) + 1 - sigmoid(beta * pairs.difference)
 

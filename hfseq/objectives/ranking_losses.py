@@ -24,12 +24,12 @@ Weighting = Literal["none", "ndcg_loss1", "ndcg_loss2", "lambda_rank", "ndcg_los
 def binary_cross_entropy(
     logits: jax.Array, labels: jax.Array, valid: jax.Array, *, pos_weight: float = 1.0
 ) -> LossSum:
-    """Returns the binary cross-entropy with labels in [0, 1], ``BinaryCrossEntropyLoss``.
+    """Returns the binary cross-entropy with labels in [0, 1] (``BinaryCrossEntropyLoss``).
 
     Args:
         logits: Scores before the sigmoid, `(rows,)`.
         labels: Labels, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         pos_weight: Weight of the positive term. The number of negatives per positive is a common
             value.
     """
@@ -38,18 +38,18 @@ def binary_cross_entropy(
 
 
 def softmax_cross_entropy(logits: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the cross-entropy of class IDs, ``CrossEntropyLoss``.
+    """Returns the cross-entropy of class IDs (``CrossEntropyLoss``).
 
     Args:
         logits: `(rows, num_labels)`.
         labels: Class IDs, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
     """
     return LossSum(*cross_entropy(logits, jnp.where(valid, labels, IGNORE_INDEX)))
 
 
 def mse(scores: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the squared error of the scores `(rows,)`, ``MSELoss``."""
+    """Returns the squared error of the scores `(rows,)` (``MSELoss``)."""
     return weighted_sum(jnp.square(scores - labels), valid)
 
 
@@ -60,11 +60,11 @@ def candidate_ranking(
     scale: float = 10.0,
     activation: Literal["sigmoid", "identity"] = "sigmoid",
 ) -> LossSum:
-    """Ranks the positive first among the candidates, ``MultipleNegativesRankingLoss``.
+    """Ranks the positive first among the candidates (``MultipleNegativesRankingLoss``).
 
     Args:
         logits: Scores of the candidates, `(queries, candidates)`. The first is the positive.
-        mask: Which entries are candidates, `(queries, candidates)`.
+        mask: Mask of the entries that are candidates (not padding), `(queries, candidates)`.
         scale: Factor of the activated scores.
         activation: Function that is applied to the scores first. The sigmoid limits the difference
             of two candidates to ``scale``.
@@ -87,14 +87,14 @@ def lambda_loss(
     eps: float = 1e-10,
     reduction_log: Literal["natural", "binary"] = "binary",
 ) -> LossSum:
-    """Returns the mean over pairs of documents with different labels, ``LambdaLoss``.
+    """Returns the mean loss of pairs of documents with different labels (``LambdaLoss``).
 
     Wang et al. (2018). A pair counts if one of its documents is among the first k.
 
     Args:
         scores: `(queries, documents)`.
         labels: Relevance, at least 0, `(queries, documents)`.
-        mask: Which entries are documents, `(queries, documents)`.
+        mask: Mask of the entries that are documents (not padding), `(queries, documents)`.
         weighting: The weighting scheme. "none" is RankNet.
         k: Cutoff of NDCG. Default: all documents.
         sigma: Factor of score differences.
@@ -139,7 +139,7 @@ def lambda_loss(
 
 
 def list_net(scores: jax.Array, labels: jax.Array, mask: jax.Array) -> LossSum:
-    """Returns the cross-entropy of the softmax of scores and of labels, ``ListNetLoss``.
+    """Returns the cross-entropy of the softmax of scores and of labels (``ListNetLoss``).
 
     Cao et al. (2007). The arguments have the same meaning as in :func:`lambda_loss`.
     """
@@ -158,17 +158,17 @@ def list_mle(
     respect_input_order: bool = True,
     eps: float = 1e-10,
 ) -> LossSum:
-    """Returns the negative log-likelihood of a ranking, ``ListMLELoss`` or ``PListMLELoss``.
+    """Returns the negative log-likelihood of a ranking (``ListMLELoss`` or ``PListMLELoss``).
 
     Xia et al. (2008), Lan et al. (2014). Entries outside of the mask must be at the end of a row.
 
     Args:
         scores: `(queries, documents)`.
         labels: Relevance, `(queries, documents)`.
-        mask: Which entries are documents, `(queries, documents)`.
+        mask: Mask of the entries that are documents (not padding), `(queries, documents)`.
         weighted: Whether rank i of n has the weight 2^(n − i) − 1, divided by the sum.
-        respect_input_order: Whether the documents are in the order of the ranking. Otherwise they
-            are sorted by label.
+        respect_input_order: Whether the order of the documents is the ranking. Otherwise, the
+            documents are sorted by label.
         eps: Added to the sum of weights.
     """
     if not respect_input_order:
@@ -190,12 +190,12 @@ def list_mle(
 def adr_mse(
     scores: jax.Array, labels: jax.Array, mask: jax.Array, *, alpha: float = 1.0
 ) -> LossSum:
-    """Returns the discounted squared error of approximate ranks, ``ADRMSELoss``.
+    """Returns the discounted squared error of approximate ranks (``ADRMSELoss``).
 
     Args:
         scores: `(queries, documents)`.
         labels: Relevance, `(queries, documents)`. Equal labels share their mean rank.
-        mask: Which entries are documents, `(queries, documents)`.
+        mask: Mask of the entries that are documents (not padding), `(queries, documents)`.
         alpha: Factor of score differences.
     """
     other = mask[:, None]

@@ -1,6 +1,6 @@
-"""Training of retrieval models: what bi-encoders, sparse and multi-vector encoders share.
+"""Base class for training bi-encoders, sparse encoders and multi-vector encoders.
 
-The examples have one text or several. The first text is the query, the others are documents. An
+An example has one or more texts. The first text is the query, and the others are documents. An
 objective encodes all texts of the global batch and computes a loss of their vectors. With
 ``--mini_batch_size``, the texts are encoded in chunks, so that the memory does not grow with the
 batch (see :mod:`hfseq.objectives.chunks`).
@@ -58,7 +58,7 @@ class LossSpec:
     Attributes:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
-        labels: The kind of the labels, or `None` if the loss ignores them.
+        labels: The type of the labels, or `None` if the loss ignores them.
         ranks: Whether the loss ranks each positive among the texts of the batch.
     """
 
@@ -95,7 +95,7 @@ class TokenVectors(NamedTuple):
 
     Attributes:
         vectors: `(rows, texts, tokens, features)`.
-        mask: Which tokens are scored, `(rows, texts, tokens)`.
+        mask: Mask of the tokens to score, `(rows, texts, tokens)`.
     """
 
     vectors: jax.Array
@@ -169,8 +169,8 @@ class RetrievalObjective(Objective):
         if spec.labels is not None and columns.label is None:
             raise UsageError(
                 f"--loss {self.loss_name} requires labels, but {origin} only has the columns "
-                f"{', '.join(records.tables[0].columns)}: name the column of the labels label or "
-                "score"
+                f"{', '.join(records.tables[0].columns)}: rename the column with the labels to "
+                "label or score"
             )
         return columns
 
@@ -199,7 +199,7 @@ class RetrievalObjective(Objective):
         config = model.sentence_config
         if config is not None and not isinstance(config, self.config_class):
             logger.info(
-                "the model is a %s, and becomes a %s",
+                "converting the model from a %s to a %s",
                 config.model_type,
                 self.config_class.model_type,
             )
@@ -313,7 +313,7 @@ class RetrievalObjective(Objective):
         return super().make_batches(rows, batch_size, seed)
 
     def add_part(self, number: int, part: Objective) -> None:
-        """Adds a dataset of a mixture, which can have another loss."""
+        """Adds a dataset of a mixture, which can have a different loss."""
         assert isinstance(part, RetrievalObjective)
         self.part_losses[number] = part.loss_name
         self.sums = tuple(dict.fromkeys((*self.sums, *part.sums)))  # type: ignore[misc]
@@ -400,8 +400,8 @@ class RetrievalObjective(Objective):
     ) -> tuple[Any, Params]:
         """Encodes the texts of some rows.
 
-        Texts are encoded together if queries and documents have the same width and need no separate
-        treatment. Otherwise, the model runs once for the queries and once for the documents.
+        The model encodes queries and documents in one call if they have the same width and need no
+        separate treatment. Otherwise, it runs once for the queries and once for the documents.
         """
         current = model.extra if extra is None else extra
 
@@ -493,7 +493,7 @@ class RetrievalObjective(Objective):
         train: bool,
         totals: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns the sum to minimize and the totals. By default, this is the loss itself."""
+        """Returns the sum to minimize and the totals. By default, the sum is the loss itself."""
         return result.total, totals
 
     def row_outputs(self, vectors: Any) -> dict[str, jax.Array]:

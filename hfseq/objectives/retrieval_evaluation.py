@@ -41,13 +41,13 @@ def evaluate_search(
     Args:
         model: The encoder.
         collection: Queries, documents and relevance judgments.
-        reranker: A cross-encoder that sorts the best 100 documents of each query again.
+        reranker: A cross-encoder that reranks the 100 best documents of each query.
         batch_size: Maximum number of texts per batch.
         show_progress_bar: Whether to show progress bars.
 
     Returns:
-        Metrics such as "cosine_ndcg@10". The metrics after reranking start with "reranked". Sparse
-        encoders also have the metrics of
+        Metrics such as "cosine_ndcg@10". The metrics after reranking start with "reranked". For
+        sparse encoders, the result also contains the metrics of
         :func:`~hfseq.objectives.retrieval_metrics.sparse_statistics`.
 
     Raises:
@@ -86,17 +86,17 @@ def evaluate_reranking(
     """Sorts the documents of each query.
 
     Args:
-        model: A model of any kind.
+        model: A retrieval model of any type.
         samples: Dictionaries with "query", "positive" (texts) and either "negative" (texts) or
-            "documents", the texts that a first search has found, in their order.
-        always_rerank_positives: Whether positives that are not among the "documents" are sorted
-            too. Otherwise, a query without a positive among its documents scores 0.
+            "documents" (the ranked results of a first search).
+        always_rerank_positives: Whether positives that are not among the "documents" are added to
+            them. Otherwise, a query without a positive among its documents scores 0.
         batch_size: Maximum number of texts per batch.
         show_progress_bar: Whether to show progress bars.
 
     Returns:
-        "map", "mrr@10" and "ndcg@10". If samples have "documents", also the metrics of the order
-        that they have, such as "base_map".
+        "map", "mrr@10" and "ndcg@10". If samples have "documents", also the metrics of their
+        original order, such as "base_map".
 
     Raises:
         DataError: A sample is not valid.
@@ -188,7 +188,7 @@ def evaluate_similarity(
     """Compares the similarity of pairs with gold scores (semantic textual similarity).
 
     Args:
-        model: A model of any kind.
+        model: A retrieval model of any type.
         pairs: Pairs of texts.
         labels: Their gold scores, on any scale.
         **options: ``batch_size`` and ``show_progress_bar``.
@@ -213,9 +213,9 @@ def evaluate_triplets(
     """Compares the similarities of anchors to positives and to negatives.
 
     Args:
-        model: A model of any kind.
+        model: A retrieval model of any type.
         triplets: Anchors, positives and negatives.
-        margin: The similarity to the positive must be larger by more than this number.
+        margin: The similarity to the positive must exceed that to the negative by more than this.
         **options: ``batch_size`` and ``show_progress_bar``.
 
     Returns:
@@ -238,10 +238,10 @@ def evaluate_triplets(
 def evaluate_pairs(
     model: RetrievalModel, pairs: Sequence[tuple[str, str]], labels: Sequence[int], **options: Any
 ) -> dict[str, float]:
-    """Classifies pairs by a threshold on their similarity.
+    """Evaluates the classification of pairs by a threshold on their similarity.
 
     Args:
-        model: A model of any kind.
+        model: A retrieval model of any type.
         pairs: Pairs of texts.
         labels: 1 for similar pairs and 0 for others. For a cross-encoder with several labels, the
             correct labels.
@@ -269,7 +269,9 @@ def pair_scores(
     """Returns the similarity or the score of each pair of texts."""
     if isinstance(model, CrossEncoder):
         if model.num_labels != 1:
-            raise UsageError(f"this requires a model with one label, not {model.num_labels}")
+            raise UsageError(
+                f"scores of pairs require a model with one label, not {model.num_labels}"
+            )
         return model.predict(list(pairs), **options)
     encoder = check_encoder(model, "similarity")
     # Each distinct text is encoded once.

@@ -151,12 +151,12 @@ def multiple_negatives_ranking(
 
     Args:
         vectors: Vectors of anchor, positive and any negatives, `(rows, texts, features)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the similarities (1 / temperature).
         similarity: The similarity.
         directions: The similarities that are candidates. "query_to_doc" is required.
-        partition_mode: Whether all directions have one softmax ("joint"), or the loss is the mean
-            over the directions ("per_direction").
+        partition_mode: "joint" uses one softmax for all directions. "per_direction" returns the
+            mean of the losses of the directions.
         hardness_mode: Negatives whose logits are increased.
         hardness_strength: Factor of the similarity that is added to their logits as a constant.
         chunk_rows: Anchors per device that are scored together. The scores are then recomputed in
@@ -213,12 +213,12 @@ def multiple_negatives_ranking(
 
 
 def in_batch_ranking(scores: jax.Array, valid: jax.Array, *, scale: float = 1.0) -> LossSum:
-    """Ranks the own positive of each query among all documents, from precomputed scores.
+    """Ranks the positive of each query among all documents, from precomputed scores.
 
     Args:
         scores: Scores of each query with each document, `(rows, texts * rows)`. The documents are
             all positives, then all first negatives, and so on.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the scores.
     """
     rows = len(scores)
@@ -249,12 +249,12 @@ def gist(
     Args:
         vectors: Vectors of anchor, positive and at most one negative, `(rows, texts, features)`.
         guide: Vectors of the guide for the same texts, `(rows, texts, guide features)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         temperature: Divisor of the cosine similarities.
-        margin_strategy: Whether ``margin`` is a similarity, or a fraction of the similarity of the
-            positive.
-        margin: Candidates are left out if the guide's similarity exceeds that of the positive minus
-            the margin.
+        margin_strategy: Whether ``margin`` is an absolute similarity, or a fraction of the
+            similarity of the positive.
+        margin: Candidates are excluded if their similarity according to the guide exceeds that of
+            the positive minus the margin.
         contrast_anchors: Whether other anchors are candidates.
         contrast_positives: Whether the similarities of positives are candidates.
         chunk_rows: Anchors per device that are scored together. Default: all.
@@ -312,7 +312,7 @@ def cosent(
         vectors: Vectors of both texts, `(rows, 2, features)`. With ``angle``, further texts are
             negatives of the first, whose label is one minus the label.
         labels: Similarities, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the similarities.
         angle: Whether to use the similarity of AnglE in place of the cosine.
     """
@@ -337,7 +337,7 @@ def cosent(
 
 
 def cosine_similarity_loss(vectors: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the squared error of the cosine of two texts, ``CosineSimilarityLoss``."""
+    """Returns the squared error of the cosine of two texts (``CosineSimilarityLoss``)."""
     cosines = pairwise_similarity(vectors[:, 0], vectors[:, 1], "cosine")
     return weighted_sum(jnp.square(cosines - labels), valid)
 
@@ -350,14 +350,14 @@ def contrastive(
     margin: float = 0.5,
     distance: Distance = "cosine",
 ) -> LossSum:
-    """Pulls pairs with label 1 together and pushes pairs with label 0 apart, ``ContrastiveLoss``.
+    """Pulls pairs with label 1 together and pushes pairs with label 0 apart (``ContrastiveLoss``).
 
     Hadsell et al. (2006).
 
     Args:
         vectors: Vectors of both texts, `(rows, 2, features)`.
         labels: 1 for similar texts, 0 for others, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: Distance beyond which pairs with label 0 have no loss.
         distance: The distance.
     """
@@ -374,7 +374,7 @@ def online_contrastive(
     margin: float = 0.5,
     distance: Distance = "cosine",
 ) -> LossSum:
-    """Returns the contrastive loss of the hard pairs of a batch, ``OnlineContrastiveLoss``.
+    """Returns the contrastive loss of the hard pairs of a batch (``OnlineContrastiveLoss``).
 
     The hard pairs are those with label 0 that are nearer than the farthest pair with label 1, and
     those with label 1 that are farther than the nearest pair with label 0. If a batch has only one
@@ -415,11 +415,11 @@ def triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Makes the positive nearer than the negative by a margin, ``TripletLoss``.
+    """Makes the positive nearer than the negative by a margin (``TripletLoss``).
 
     Args:
         vectors: Vectors of anchor, positive and negative, `(rows, 3, features)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: The margin.
         distance: The distance.
     """
@@ -444,7 +444,7 @@ def batch_all_triplet(
     Args:
         vectors: Vectors of texts, `(rows, features)`.
         labels: Class IDs, `(rows,)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: The margin.
         distance: The distance.
     """
@@ -470,7 +470,7 @@ def batch_hard_triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Uses the farthest positive and the nearest negative of each anchor, ``BatchHardTripletLoss``.
+    """Uses each anchor's farthest positive and nearest negative (``BatchHardTripletLoss``).
 
     Args:
         vectors: See :func:`batch_all_triplet`.
@@ -496,7 +496,7 @@ def batch_semi_hard_triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Uses the nearest negative that is farther than the positive, ``BatchSemiHardTripletLoss``.
+    """Uses the nearest negative that is farther than the positive (``BatchSemiHardTripletLoss``).
 
     If there is none, the farthest negative is used (Schroff et al., 2015).
 
@@ -551,14 +551,14 @@ def teacher_margins(labels: jax.Array, negatives: int) -> jax.Array:
 
 
 def margin_mse(scores: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the squared error of the margins between positive and negatives, ``MarginMSELoss``.
+    """Returns the squared error of the margins between positive and negatives (``MarginMSELoss``).
 
     Hofstätter et al. (2020).
 
     Args:
         scores: Scores of the positive and of the negatives, `(rows, negatives + 1)`.
         labels: Margins or scores of a teacher, see :func:`teacher_margins`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
     """
     margins = scores[:, :1] - scores[:, 1:]
     errors = jnp.square(margins - teacher_margins(labels, margins.shape[1]))
@@ -580,7 +580,7 @@ def distill_kl_div(
     Args:
         scores: Scores of the documents of each query, `(rows, documents)`.
         labels: Scores of the teacher, `(rows, documents)`.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         temperature: Divisor of the scores, whose square multiplies the loss.
         teacher_temperature: Divisor of the teacher's scores. Default: ``temperature``.
     """
@@ -597,12 +597,12 @@ def embed_distill(
     *,
     metric: Literal["mse", "l2", "cosine"] = "cosine",
 ) -> LossSum:
-    """Compares vectors with those of a teacher, ``EmbedDistillLoss`` and ``MSELoss``.
+    """Compares vectors with those of a teacher (``EmbedDistillLoss`` and ``MSELoss``).
 
     Args:
         vectors: Vectors of texts, `(rows, texts, features)`.
         labels: Vectors of the teacher, of the same shape, or `(rows, features)` for all texts.
-        valid: Which rows are examples, `(rows,)`.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         metric: The distance. "mse" is the squared error averaged over features.
     """
     labels = labels[:, None] if labels.ndim == 2 else labels
@@ -626,14 +626,15 @@ def matryoshka(
     dims: Sequence[int],
     weights: Sequence[float] | None = None,
 ) -> LossSum:
-    """Sums a loss over the first dimensions of the vectors, ``MatryoshkaLoss``.
+    """Sums a loss over the first dimensions of the vectors (``MatryoshkaLoss``).
 
     Kusupati et al. (2022).
 
     Args:
         loss: Returns the loss of vectors and labels.
         vectors: Vectors, `(..., features)`.
-        labels: Labels. Vectors with the same number of features are truncated, too.
+        labels: Labels. If they are vectors with the same number of features, they are also
+            truncated.
         dims: The numbers of dimensions. The truncated vectors are normalized.
         weights: Weight of each number of dimensions. Default: 1.
     """
@@ -660,8 +661,8 @@ def flops(vectors: jax.Array, valid: jax.Array, threshold: int | None = None) ->
 
     Args:
         vectors: Sparse vectors, `(rows, texts, vocab_size)`.
-        valid: Which rows are examples, `(rows,)`.
-        threshold: Vectors with at most this number of nonzero weights count as zero.
+        valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
+        threshold: Vectors with at most this number of nonzero weights are treated as zero.
     """
     weights = jnp.broadcast_to(valid[:, None, None], (*vectors.shape[:2], 1))
     if threshold is not None:
@@ -687,14 +688,14 @@ def maxsim(
 ) -> jax.Array:
     """Returns the MaxSim score of each query with each document: Σ_i max_j q_i · d_j.
 
-    Documents are scored one after the other, and again in the backward pass, so that the memory is
-    that of one document with all queries.
+    Documents are scored one after the other, and again in the backward pass, so only the scores
+    between the tokens of one document and all queries are in memory.
 
     Args:
         queries: Token vectors, `(queries, query tokens, features)`.
         documents: Token vectors, `(documents, document tokens, features)`.
-        query_mask: Which query tokens count, `(queries, query tokens)`.
-        document_mask: Which document tokens count, `(documents, document tokens)`.
+        query_mask: Mask of the query tokens to score, `(queries, query tokens)`.
+        document_mask: Mask of the document tokens to score, `(documents, document tokens)`.
         length_normalize: Whether to divide by the number of query tokens.
 
     Returns:
@@ -723,8 +724,8 @@ def maxsim_pairwise(
     Args:
         queries: Token vectors, `(queries, query tokens, features)`.
         documents: Token vectors, `(queries, documents, document tokens, features)`.
-        query_mask: Which query tokens count, `(queries, query tokens)`.
-        document_mask: Which document tokens count, `(queries, documents, document tokens)`.
+        query_mask: Mask of the query tokens to score, `(queries, query tokens)`.
+        document_mask: Mask of the tokens to score, `(queries, documents, document tokens)`.
         length_normalize: Whether to divide by the number of query tokens.
 
     Returns:

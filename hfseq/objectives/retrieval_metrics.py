@@ -61,11 +61,11 @@ def retrieval_metrics(
     Args:
         ranking: The IDs of the best documents of each query, in the order of decreasing scores.
         relevant: The IDs of the relevant documents of each query, at least one.
-        accuracy_at: Cutoffs of the share of queries with a relevant document.
-        precision_at: Cutoffs of precision and recall.
-        mrr_at: Cutoffs of the mean reciprocal rank of the first relevant document.
-        ndcg_at: Cutoffs of the normalized discounted cumulative gain.
-        map_at: Cutoffs of the mean average precision.
+        accuracy_at: Cutoffs for the fraction of queries with a relevant document.
+        precision_at: Cutoffs for precision and recall.
+        mrr_at: Cutoffs for the mean reciprocal rank of the first relevant document.
+        ndcg_at: Cutoffs for the normalized discounted cumulative gain.
+        map_at: Cutoffs for the mean average precision.
 
     Returns:
         Means over queries, such as "ndcg@10".
@@ -173,7 +173,7 @@ def reranking_scores(
 
 
 def ndcg(scores: np.ndarray, gains: Sequence[float], k: int | None = None) -> float:
-    """Returns the normalized discounted cumulative gain, as scikit-learn's ``ndcg_score``.
+    """Returns the normalized discounted cumulative gain, like scikit-learn's ``ndcg_score``.
 
     Documents with the same score share the mean of their gains.
 
@@ -195,9 +195,9 @@ def ndcg(scores: np.ndarray, gains: Sequence[float], k: int | None = None) -> fl
 
 
 def average_precision(scores: np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
-    """Returns the average precision, as scikit-learn's ``average_precision_score``.
+    """Returns the average precision, like scikit-learn's ``average_precision_score``.
 
-    Documents with the same score are accepted together.
+    Documents with the same score are above or below a threshold together.
 
     Args:
         scores: The scores of the documents.
@@ -224,12 +224,12 @@ def similarity_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, floa
 
 
 def triplet_accuracy(positive: np.ndarray, negative: np.ndarray, margin: float = 0.0) -> float:
-    """Returns the share of anchors that are more similar to their positive than to their negative.
+    """Returns the fraction of anchors that are closer to their positive than to their negative.
 
     Args:
         positive: Similarities of anchors and positives.
         negative: Similarities of anchors and negatives.
-        margin: The similarity must be larger by more than this number.
+        margin: The similarity to the positive must exceed that to the negative by more than this.
     """
     positive, negative = (check_scores(v, "similarities") for v in (positive, negative))
     return float((positive > negative + margin).mean())
@@ -238,7 +238,7 @@ def triplet_accuracy(positive: np.ndarray, negative: np.ndarray, margin: float =
 def pair_classification_metrics(
     scores: np.ndarray, labels: np.ndarray, *, greater_is_better: bool = True
 ) -> dict[str, float]:
-    """Returns the metrics of the classification of pairs by a threshold on their similarity.
+    """Returns metrics for classifying pairs by a threshold on their similarity.
 
     Args:
         scores: Similarities or distances, `(pairs,)`.
@@ -315,7 +315,7 @@ def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, flo
 
 
 def sparse_statistics(queries: Any, documents: Any) -> dict[str, float]:
-    """Returns the mean numbers of nonzero weights, and the mean number of common ones.
+    """Returns the mean numbers of nonzero weights, and of those that queries and documents share.
 
     Args:
         queries: SciPy array or dense array, `(queries, vocab_size)`.
@@ -339,7 +339,7 @@ def sparse_statistics(queries: Any, documents: Any) -> dict[str, float]:
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[Any]], k: int = 60
 ) -> list[tuple[Any, float]]:
-    """Combines rankings: each document scores `1 / (k + rank)` in each ranking.
+    """Combines rankings by adding the scores `1 / (k + rank)` of each document.
 
     Source: Cormack et al. (2009).
 

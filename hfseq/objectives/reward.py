@@ -71,8 +71,8 @@ class RewardModeling(PreferenceObjective):
         if pad is None or pad == tokenizer.eos_token_id:
             problem = "has no padding token" if pad is None else "uses its EOS token as padding"
             raise UsageError(
-                f"the tokenizer {problem}, so the end of an answer and padding look the same to "
-                "the reward model, which reads the reward at the last token that is not padding: "
+                f"the tokenizer {problem}. The reward is read at the last token that is not "
+                "padding, so the model could not distinguish the end of an answer from padding: "
                 "set --pad_token to another token of the vocabulary"
             )
         self.config.pad_token_id = pad

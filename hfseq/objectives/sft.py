@@ -169,7 +169,7 @@ def generate_samples(
 ) -> list[Sample]:
     """Generates answers to prompts with greedy search.
 
-    Empty prompts and prompts that leave no room for an answer are left out.
+    Empty prompts and prompts that leave no space for an answer are skipped.
     """
     max_positions, samples = model.max_length(), []
     for prompt in prompts:

@@ -97,7 +97,7 @@ class SparseTraining(RetrievalObjective):
         train: bool,
         totals: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Adds the regularizers. In evaluation, they have their full weight."""
+        """Adds the regularizers. In evaluation, their weights are not warmed up."""
         data, valid = self.arguments, batch["valid"]
         queries, documents = vectors[:, :1], vectors[:, 1:]
         penalty = data.document_regularizer_weight * losses.flops(
@@ -126,7 +126,7 @@ class SparseTraining(RetrievalObjective):
         self._dense_reports = self._dense_reports + 1 if is_dense else 0
         if self._dense_reports == DENSE_REPORTS:
             logger.warning(
-                "%d of %d weights of a document are not zero on average, so the vectors are not "
+                "documents have %d nonzero weights of %d on average, so the vectors are not "
                 "sparse: increase --document_regularizer_weight, or start from another model",
                 *(round(metrics["document_active_dims"]), self.config.vocab_size),
             )

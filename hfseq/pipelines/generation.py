@@ -258,7 +258,7 @@ def message_problem(message: object) -> str | None:
         return "a message must have a role and a content"
     has_calls = message["role"] == "assistant" and message.get("tool_calls")
     if message.get("content") is None and not has_calls:
-        return "a message must have a role and a content, or tool_calls of the assistant"
+        return "a message must have a role and a content (or tool_calls, if it is the assistant's)"
     return None
 
 

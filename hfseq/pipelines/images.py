@@ -126,7 +126,7 @@ def as_image_source(image: Any) -> MediaSource | RejectedInput:
     if hasattr(image, "getpixel"):  # an image of Pillow
         return MediaSource("the image", image)
     return RejectedInput(
-        "it must be a path, a URL, bytes, an image of Pillow, or a uint8 array (height, width, 3), "
+        "it must be a path, a URL, bytes, a Pillow image, or a uint8 array (height, width, 3), "
         f"not {image!r:.60}"
     )
 

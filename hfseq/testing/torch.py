@@ -66,7 +66,7 @@ def torch_model(case: Case) -> PreTrainedModel:
     except (ImportError, OSError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise NotRun("PyTorch is not installed") from None
-        raise NotRun(f"the import of PyTorch fails: {first_line(error)}") from None
+        raise NotRun(f"cannot import PyTorch: {first_line(error)}") from None
     case.model.save_pretrained(case.folder / "torch")
     model, info = torch_class.from_pretrained(
         case.folder / "torch", attn_implementation="eager", output_loading_info=True

@@ -528,7 +528,7 @@ class ModelArguments(CheckedArguments):
                 "--use_peft"
             )
         if len(bits) > 1:
-            yield "--load_in_4bit and --load_in_8bit exclude each other: use only one"
+            yield "--load_in_4bit and --load_in_8bit are mutually exclusive: use only one"
         if bits and self.recipe not in FLOAT_TYPES:
             yield f"--{bits[0]} cannot be combined with --precision {self.recipe}: drop one of them"
 
@@ -834,7 +834,9 @@ class TrainingArguments(CheckedArguments):
         if self.push_to_hub and (name_problem := _repository_problem(self)):
             yield name_problem
         if self.average_checkpoints and self.load_best_model_at_end:
-            yield "--average_checkpoints and --load_best_model_at_end exclude each other: use one"
+            yield (
+                "--average_checkpoints and --load_best_model_at_end are mutually exclusive: use one"
+            )
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
             yield (
                 f"--average_checkpoints {self.average_checkpoints} exceeds "

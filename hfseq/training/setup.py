@@ -1271,8 +1271,8 @@ def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None
     ]
     if progress.step and differences:
         logger.warning(
-            "resuming at step %d with other data or another order: %s. Some rows are trained "
-            "again or not at all",
+            "resuming at step %d with different data or a different order: %s. Some rows are used "
+            "twice or not at all",
             progress.step,
             ", ".join(differences),
         )

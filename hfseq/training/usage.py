@@ -276,8 +276,8 @@ Combine several losses:
     "kto": r"""
 Train a language model on good and bad completions, like TRL's KTO.
 
-The data are lines such as {"prompt": "...", "completion": "...", "label": true}. Pairs of a chosen
-and a rejected answer are divided into two completions:
+The data are lines such as {"prompt": "...", "completion": "...", "label": true}. A pair of a chosen
+and a rejected answer is split into two completions:
 
     hfseq train kto --output_dir my-kto --train_file train.jsonl --validation_file dev.jsonl \
         --model_name_or_path my-assistant --learning_rate 1e-6 --per_device_train_batch_size 8 \

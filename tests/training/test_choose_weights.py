@@ -75,7 +75,7 @@ def test_results_refer_to_the_best_weights(train):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"load_best_model_at_end": True}, "exclude each other"),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end are mutually exclusive"),
         ({"average_checkpoints": 3}, "--average_checkpoints 3 .*--save_total_limit 2"),
         ({"average_checkpoints": 0}, "at least 1"),
     ],

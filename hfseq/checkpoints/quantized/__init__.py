@@ -276,8 +276,8 @@ def describe_origin(config: PreTrainedConfig) -> str:
 def raise_unknown(names: Sequence[str], location: str) -> None:
     """Raises `WeightsError` for quantized tensors that no ``quantization_config`` describes."""
     raise WeightsError(
-        f"{location} is quantized with an unknown method (tensors {_examples(names)}), because "
-        "config.json has no quantization_config: add that of the original checkpoint"
+        f"{location} is quantized with an unknown method (tensors {_examples(names)}), because its "
+        "config.json has no quantization_config: copy it from the original checkpoint"
     )
 
 

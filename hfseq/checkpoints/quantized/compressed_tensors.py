@@ -193,7 +193,9 @@ def _block_sizes(
         if not isinstance(group_size, int) or group_size < 1:
             raise weight.error(f"the group_size of its scheme is {group_size!r}")
         if in_size % group_size:
-            raise weight.error(f"group_size {group_size} does not divide its {in_size} inputs")
+            raise weight.error(
+                f"its {in_size} input features are not a multiple of group_size {group_size}"
+            )
         return 1, group_size
     if strategy == "block" and isinstance(block, list | tuple) and len(block) == 2:
         return max(1, int(block[0])), max(1, int(block[1]))

@@ -159,7 +159,9 @@ def check_groups(weight: QuantizedWeight, in_size: int, group_size: int) -> int:
     if group_size == -1:
         return in_size
     if in_size % group_size:
-        raise weight.error(f"group_size {group_size} does not divide its {in_size} inputs")
+        raise weight.error(
+            f"its {in_size} input features are not a multiple of group_size {group_size}"
+        )
     return group_size
 
 

@@ -282,8 +282,8 @@ def _chat_tokens(
     probes = [render("a", "b"), render("b", "b"), render("a", "a")]
     if probes[0] in probes[1:]:
         raise UsageError(
-            "the chat template of the tokenizer does not contain the messages 'query' and "
-            "'document': set tokenizer.chat_template to a template with both roles"
+            "the tokenizer's chat template does not render messages with the roles 'query' and "
+            "'document': set tokenizer.chat_template to a template that renders both"
         )
     suffix = _common_suffix(*probes)
     rows = [render(*pair) for pair in pairs]
@@ -293,7 +293,7 @@ def _chat_tokens(
             *(len(too_long), len(rows), limit),
         )
     if suffix >= limit:
-        raise UsageError(f"the chat template alone has more than the {limit} tokens of the model")
+        raise UsageError(f"the chat template alone exceeds the model's limit of {limit} tokens")
     rows = [
         row if len(row) <= limit else [*row[: limit - suffix], *row[len(row) - suffix :]]
         for row in rows
@@ -357,8 +357,8 @@ class CrossEncoder(RetrievalModel):
             ids: Any = tokenizer.convert_tokens_to_ids(["yes", "no"])
             if None in ids or tokenizer.unk_token_id in ids:
                 raise CheckpointError(
-                    f"the tokenizer of '{directory.source}' has no tokens 'yes' and 'no', by which "
-                    "a causal language model scores pairs"
+                    f"the tokenizer of '{directory.source}' lacks the tokens 'yes' and 'no', from "
+                    "whose logits a causal language model computes scores"
                 )
             config = replace(config, logit_score=LogitScore(*ids))
         if config.logit_score is not None:

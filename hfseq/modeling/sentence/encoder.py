@@ -89,8 +89,8 @@ class RetrievalModel:
                 names = ", ".join(model_class.__name__ for model_class in cls.kinds.values())
                 raise CheckpointError(
                     f"'{source}' does not contain a retrieval model, because it has no "
-                    "modules.json, which defines the pooling. To use it with the defaults of a "
-                    f"kind of model, call from_pretrained of one of {names}. To compute vectors, "
+                    "modules.json, which defines the pooling. To load it with default settings, "
+                    f"call from_pretrained of one of {names}. To compute vectors, "
                     'pass the pooling: FlaxAutoModel.encode(..., pooling="mean"), or hfseq embed '
                     "--pooling mean"
                 )
@@ -384,5 +384,5 @@ def _other_kind(directory: SentenceDirectory, cls: type[RetrievalModel]) -> Chec
     return CheckpointError(
         f"'{directory.source}' contains a {directory.model_type}, which cannot be loaded as a "
         f"{cls.config_class.model_type}. Use hfseq.{name}.from_pretrained, or "
-        "hfseq.RetrievalModel.from_pretrained, which loads every kind"
+        "hfseq.RetrievalModel.from_pretrained, which selects the class automatically"
     )

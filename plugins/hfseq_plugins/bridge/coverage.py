@@ -115,12 +115,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="JSON file of the results. Results of other types that it contains are kept.",
+        help="JSON file for the results. Existing results for other model types are kept.",
     )
     parser.add_argument(
         "--table",
         metavar="FILE",
-        help="Markdown file whose table, between two markers, is replaced.",
+        help="Markdown file in which the table between two markers is replaced.",
     )
     parser.add_argument(
         "--timeout", type=float, default=180, help="Maximum duration per model type in seconds."
@@ -130,12 +130,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         choices=CHECKS,
         default=list(CHECKS),
-        help="What to compare besides the forward pass.",
+        help="Checks in addition to the forward pass.",
     )
     parser.add_argument(
         "--only_table",
         action="store_true",
-        help="Write the table of the results in --output without comparing anything.",
+        help="Write the table from the existing results in --output and run no comparison.",
     )
 
 
@@ -359,8 +359,8 @@ def table(results: Sequence[Result]) -> str:
     excluded = [result for result in ordered if result.status == "not compared"]
     if excluded:
         lines += [
-            f"No tiny model of these {len(excluded)} model types runs in PyTorch, so nothing is "
-            "known about them:",
+            f"No tiny model of these {len(excluded)} model types runs in PyTorch, so they were not "
+            "compared:",
             "",
             "| Model type | Stage | Reason |",
             "| --- | --- | --- |",

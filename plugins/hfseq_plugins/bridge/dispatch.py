@@ -130,7 +130,7 @@ def value_needed(name: str) -> UnsupportedModel:
         f"{name} has a result whose shape depends on values, which are only known when the "
         "compiled program runs",
         operator=name,
-        solution="The model needs a native implementation, or another formulation in PyTorch",
+        solution="The model needs a native implementation, or different PyTorch code",
     )
 
 

@@ -12,24 +12,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq bridge export``."""
     parser.add_argument("directory", metavar="DIR", help="Directory with a model.")
     parser.add_argument(
-        "--batch_sizes", type=int, nargs="+", default=[1], help="Numbers of examples (default: 1)."
+        "--batch_sizes", type=int, nargs="+", default=[1], help="Batch sizes (default: 1)."
     )
     parser.add_argument(
         "--lengths",
         type=int,
         nargs="+",
         default=[],
-        help="Numbers of tokens, or of audio samples. Not needed for images.",
+        help="Lengths in tokens or audio samples. Not needed for images.",
     )
     parser.add_argument(
         "--platforms",
         nargs="+",
         choices=("cpu", "cuda", "rocm", "tpu"),
-        help="Platforms of the programs (default: that of this machine).",
+        help="Platforms of the programs (default: the platform of this machine).",
     )
     parser.add_argument(
         "--class_name",
-        help="Name of the PyTorch class (default: the first of architectures in config.json).",
+        help="Name of the PyTorch class (default: the first architecture in config.json).",
     )
 
 

@@ -80,7 +80,8 @@ class Exports:
         if not path.is_file():
             raise CheckpointError(
                 f"{directory} has no exported programs ({FOLDER}/{INDEX}), and torch is not "
-                "installed: pip install 'hfseq[bridge]', or run `hfseq bridge export` where it is"
+                "installed: pip install 'hfseq[bridge]', or run `hfseq bridge export` on a machine "
+                "with torch"
             )
         try:
             index = json.loads(path.read_text(encoding="utf-8"))
@@ -88,8 +89,8 @@ class Exports:
             raise CheckpointError(f"{path} is not readable JSON: {error}") from error
         if index.get("format") != FORMAT:
             raise CheckpointError(
-                f"{path} has the format {index.get('format')}, and this version of hfseq reads "
-                f"{FORMAT}: run `hfseq bridge export` again"
+                f"{path} has the format {index.get('format')}, but this version of hfseq reads the "
+                f"format {FORMAT}: run `hfseq bridge export` again"
             )
         programs = tuple(Program(**program) for program in index["programs"])
         return cls(folder, index, programs)
@@ -185,7 +186,7 @@ class ExportedModule(nnx.Module):
             )
         for name in ("output_attentions", "output_hidden_states"):
             if inputs.pop(name, False):
-                raise UsageError(f"exported programs do not return what {name} requests")
+                raise UsageError(f"exported programs do not support {name}")
         entries = {
             number: {n: v for n, v in vars(holder).items() if isinstance(v, nnx.Cache)}
             for number, holder in vars(getattr(self, CACHE)).items()
@@ -276,7 +277,7 @@ def _pad_inputs(
             v > w for v, w in zip(value.shape, padded_shape, strict=True)
         ):
             raise UsageError(
-                f"{name} has the shape {tuple(value.shape)}, and the exported program expects "
+                f"{name} has the shape {tuple(value.shape)}, but the exported program expects "
                 f"{tuple(padded_shape)}"
             )
         missing = [(0, w - v) for v, w in zip(value.shape, padded_shape, strict=True)]
@@ -350,7 +351,7 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         exports = Exports.read(pretrained_model_name_or_path)
         if exports.index["class_name"] != cls.torch_name:
             raise UsageError(
-                f"{exports.folder} contains programs of {exports.index['class_name']}, not of "
+                f"{exports.folder} contains programs for {exports.index['class_name']}, not for "
                 f"{cls.torch_name}"
             )
         if config is None or isinstance(config, str | Path):
@@ -368,8 +369,8 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         if not hasattr(self._config, "bridge_exports"):
             raise UsageError(
                 f"{type(self).__name__} runs the PyTorch code of Transformers, but torch is not "
-                "installed: pip install 'hfseq[bridge]'. Without torch, from_pretrained loads "
-                "directories with programs of `hfseq bridge export`"
+                "installed: pip install 'hfseq[bridge]'. Without torch, from_pretrained can only "
+                "load directories that contain programs written by `hfseq bridge export`"
             )
         super()._set_structure()
         self.stored_collections = {  # type: ignore[misc]

@@ -136,7 +136,7 @@ def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
 def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     module: Any = structure.module
     if "cache" not in structure.parameters.parameters:
-        return CachePlan("history", {}, "its forward pass has no cache of Transformers 5")
+        return CachePlan("history", {}, "its forward pass does not accept a Transformers 5 cache")
     if is_seq2seq:
         return CachePlan("history", {}, "the bridge has no cache for encoder-decoders")
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -162,7 +162,7 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     elif kinds == {"states"}:
         plan = CachePlan("states", layers)
     else:
-        return CachePlan("history", {}, "its layers have caches of several kinds")
+        return CachePlan("history", {}, "its layers use several types of caches")
     return plan
 
 

@@ -42,7 +42,7 @@ def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
     if task not in heads:
         raise UsageError(
             f"Transformers has no PyTorch class {task} for the model type '{model_type}'. The "
-            f"bridge supports these tasks of it: {', '.join(heads) or 'none'}"
+            f"bridge supports these tasks: {', '.join(heads) or 'none'}"
         )
     check_torch_version()
     return {

@@ -510,7 +510,7 @@ def bridged_class(class_name: str) -> type[FlaxBridgedPreTrainedModel]:
     mixin = generation_mixin(torch_class, is_seq2seq, names)
     ties = getattr(torch_class, "_tied_weights_keys", None) or {}
     content = {
-        "__doc__": f"Transformers' {class_name}, computed in JAX by its PyTorch code.",
+        "__doc__": f"Runs the PyTorch code of Transformers' {class_name} in JAX.",
         "__module__": "hfseq_plugins.bridge.classes",
         "config_class": torch_class.config_class,
         "module_class": module_class,

@@ -178,7 +178,7 @@ def _clone(module: torch.nn.Module, tensors: Mapping[str, jax.Array]) -> torch.n
 def _checked(name: str, array: jax.Array, tensor: torch.Tensor) -> JaxTensor:
     if tuple(array.shape) != tuple(tensor.shape):
         raise WeightsError(
-            f"{name} has the shape {tuple(array.shape)}, and the model expects "
+            f"{name} has the shape {tuple(array.shape)}, but the model expects "
             f"{tuple(tensor.shape)}"
         )
     array = jnp.asarray(array)

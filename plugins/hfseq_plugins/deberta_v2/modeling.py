@@ -159,7 +159,7 @@ class SelfAttention(nnx.Module):
         head_dim = getattr(config, "attention_head_size", None) or width // self.heads
         if self.heads * head_dim != width:
             raise UsageError(
-                f"{self.heads} attention heads of {head_dim} features do not make up "
+                f"{self.heads} attention heads times {head_dim} features do not equal "
                 f"hidden_size={width} in the configuration: change num_attention_heads or "
                 "attention_head_size"
             )
@@ -428,8 +428,8 @@ class ContextPooler(nnx.Module):
         width = config.pooler_hidden_size
         if width != config.hidden_size:
             raise UsageError(
-                f"pooler_hidden_size={width} in the configuration differs from "
-                f"hidden_size={config.hidden_size}, which it must be equal to"
+                f"pooler_hidden_size={width} in the configuration must equal "
+                f"hidden_size={config.hidden_size}"
             )
         self.dense = dense(config, width, width, rngs)
         self.dropout = nn.Dropout(config.pooler_dropout)
@@ -605,8 +605,8 @@ class FlaxDebertaV2ForMaskedLM(FlaxDebertaV2PreTrainedModel):
         if not config.legacy or not has_head or has_legacy_head:
             return options
         logger.info(
-            "the checkpoint has the head lm_predictions, which its configuration does not say: it "
-            "is loaded with legacy=False"
+            "loading the checkpoint with legacy=False, because it contains the head "
+            "lm_predictions, although its configuration does not set this option"
         )
         return {"legacy": False, **options}
 

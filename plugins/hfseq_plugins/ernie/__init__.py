@@ -33,6 +33,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForQuestionAnswering": f"{CLASS}ForQuestionAnswering",
         },
         sharding="hfseq_plugins.ernie.modeling:RULES",
-        card="BERT with embeddings of tasks (Sun et al., 2019).",
+        card="BERT with task embeddings (Sun et al., 2019).",
         citation=CITATION,
     )

@@ -52,7 +52,7 @@ class FlaxPhi3ForCausalLM(CausalGeneration, FlaxPhi3PreTrainedModel):
         if rope["rope_type"] == "longrope" and prompt_length <= limit < stop_length:
             raise UsageError(
                 f"generate: the prompt has {prompt_length} tokens and the output may have "
-                f"{stop_length}, but rope_type='longrope' has other frequencies for texts of more "
+                f"{stop_length}, but rope_type='longrope' uses other frequencies for texts of more "
                 f"than {limit} tokens (original_max_position_embeddings). Set max_length={limit}, "
                 f"or pass a prompt of more than {limit} tokens"
             )

@@ -31,7 +31,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxSeedOssForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with biases of queries, keys and values (ByteDance "
+        card="A causal Transformer decoder with biases for queries, keys and values (ByteDance "
         "Seed Team, 2025).",
         citation=CITATION,
     )

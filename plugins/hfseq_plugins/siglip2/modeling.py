@@ -76,7 +76,7 @@ class VisionEmbeddings(nnx.Module):
         if self.grid**2 != config.num_patches:
             raise UsageError(
                 f"num_patches={config.num_patches} in the configuration must be a square number, "
-                "the number of position embeddings in a square grid"
+                "because the position embeddings form a square grid"
             )
         self.patch_embedding = nn.Linear(features, width, lecun_normal(features), rngs)
         init = nn.normal(width**-0.5)
@@ -240,7 +240,7 @@ class PatchInputs(FlaxPreTrainedModel):
         if len(shape) != 3 or shape[2] != features:
             raise UsageError(
                 f"pixel_values has the shape {shape}, but {type(self).__name__} requires (batch, "
-                f"patches, {features}): cut images into patches of {height} x {width} pixels, as "
+                f"patches, {features}): split images into patches of {height} x {width} pixels, as "
                 "the checkpoint's image processor does"
             )
 

@@ -31,6 +31,6 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxStarcoder2ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder of code with a sliding window (Lozhkov et al., 2024).",
+        card="A causal Transformer decoder for code with a sliding window (Lozhkov et al., 2024).",
         citation=CITATION,
     )
