@@ -460,7 +460,7 @@ def _check_family(cls: Any, model_type: str | None, location: str) -> None:
 
 
 def _is_head_of(cls: Any, model_type: str) -> bool:
-    """Returns whether a class is also registered for this model type, as that of GTE for `new`."""
+    """Returns whether a class is also registered for this type, as GTE's class is for `new`."""
     from hfseq import plugins
 
     architectures = plugins.load().architectures

@@ -190,7 +190,7 @@ class Conversion:
         tensors: Number of tensors.
         dtypes: Number of tensors by data type.
         carried: Names of the copied files.
-        initialised: Parameters that the source lacks, which were initialized.
+        initialised: Names of parameters that the source lacks and that were initialized.
         dropped: Names of source tensors that the class does not have.
     """
 

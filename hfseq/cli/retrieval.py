@@ -21,7 +21,7 @@ TABLE_HELP = "(.jsonl, .json, .csv, .tsv, .parquet)"
 
 
 def _load(arguments: argparse.Namespace, name: str) -> Any:
-    """Loads a retrieval model as the kind that it was saved as."""
+    """Loads a retrieval model as the class that it was saved with."""
     from hfseq.modeling.sentence import RetrievalModel
 
     return RetrievalModel.from_pretrained(name, precision=arguments.precision)
@@ -69,7 +69,7 @@ def _rows(file: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str,
 
     Args:
         file: The file.
-        columns: Names of required columns. If a table has other names, its first columns are used.
+        columns: Names of the required columns. If the names differ, the first columns are used.
     """
     from hfseq.data.arguments import RecordArguments
     from hfseq.data.tables import read_table

@@ -156,7 +156,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class DistillationArguments(CheckedArguments):
-    """Flags of knowledge distillation, which every objective with logits or vectors supports."""
+    """Flags of knowledge distillation, for objectives whose models return logits or vectors."""
 
     teacher: str | None = option(
         None,
@@ -1182,7 +1182,7 @@ class RewardArguments(PreferenceArguments):
 
 @dataclass
 class RetrievalArguments(MixtureArguments, RecordArguments):
-    """Data flags that the four kinds of retrieval models share."""
+    """Data flags that all types of retrieval models share."""
 
     loss: str | None = option(None, "Loss.")
     scale: PositiveFloat | None = option(
@@ -1237,7 +1237,7 @@ DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 @dataclass
 class VectorArguments(RetrievalArguments):
-    """Data flags of the kinds that encode queries and documents separately."""
+    """Data flags of models that encode queries and documents separately."""
 
     directions: str | None = option(
         None,

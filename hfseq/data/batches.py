@@ -235,7 +235,7 @@ class FieldRows(LineRows):
 
 
 class GroupedRows(FieldRows):
-    """Rows of examples with several texts each: token IDs `(rows, texts, width)`.
+    """Rows of examples with several texts each. Token IDs have the shape `(rows, texts, width)`.
 
     Args:
         texts: For each position in an example, the token IDs of the text of each example.

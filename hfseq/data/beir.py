@@ -27,7 +27,7 @@ class Collection:
     """A retrieval benchmark.
 
     Attributes:
-        name: Its name.
+        name: Name of the benchmark.
         queries: The texts of the queries by their IDs. Queries without relevant documents are
             omitted.
         documents: The texts of the documents by their IDs.
@@ -112,7 +112,7 @@ def _find(folder: Path, stems: list[str]) -> Path | None:
 
 
 def _read_texts(file: str) -> dict[str, str]:
-    """Returns the texts of a file by their IDs. A title precedes the text.
+    """Returns the texts of a file by their IDs. Titles are prepended to the texts.
 
     TSV files without a header have the columns ID and text, as in MS MARCO.
     """

@@ -65,7 +65,7 @@ class Encoded(NamedTuple):
     Attributes:
         examples: The valid examples.
         num_truncated: The number of truncated examples.
-        num_invalid: The number of examples that are left out.
+        num_invalid: The number of skipped examples.
     """
 
     examples: list[Answers]
@@ -85,7 +85,7 @@ class PreferenceEncoder(TextEncoder):
         arguments: The data flags.
         records: The examples.
         paired: Whether each example has a chosen and a rejected answer. Otherwise it has one
-            completion and a label. Pairs are then divided into two examples.
+            completion and a label, and pairs are split into two examples.
         encoder_decoder: Whether the model reads prompts with an encoder.
 
     Attributes:
@@ -273,7 +273,7 @@ class PreferenceEncoder(TextEncoder):
 
 
 def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Messages]]:
-    """Divides conversations into the messages at the beginning that they share, and the rest."""
+    """Splits conversations into their common messages at the beginning, and the remaining ones."""
     if len(answers) == 1:
         raise InvalidExample("the prompt must be a list of messages, like the completion")
     shared = 0
@@ -287,7 +287,7 @@ def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Message
 
 
 def unpair(examples: Iterable[Answers]) -> list[Answers]:
-    """Divides pairs into a desirable and an undesirable example each."""
+    """Splits each pair into a desirable and an undesirable example."""
     return [
         Answers(item.prompt, (answer,), (length,), {"label": label})
         for item in examples
@@ -302,14 +302,14 @@ def encode_preferences(
     length: int,
     drop_long: bool = False,
 ) -> Encoded:
-    """Tokenizes and truncates the examples of a split, and leaves out invalid examples.
+    """Tokenizes and truncates the examples of a split, and skips invalid examples.
 
     Args:
         encode: The encoder.
         records: The examples.
         split: Name of the split, for messages.
         length: Maximum number of tokens of an answer with its prompt.
-        drop_long: Whether longer examples are left out instead of truncated.
+        drop_long: Whether longer examples are skipped instead of truncated.
 
     Returns:
         The examples, and the numbers of truncated and invalid examples.
@@ -370,7 +370,7 @@ def _numbers_of(examples: Sequence[Answers]) -> dict[str, np.ndarray]:
 
 
 class AnswerRows(GroupedRows):
-    """One example per row, as arrays `(rows, answers, width)`.
+    """One example per row. Arrays have the shape `(rows, answers, width)`.
 
     In addition to the arrays of `GroupedRows`, the rows have the array "learned", which is 1 for
     the tokens of the answers, and an array `(rows,)` for each number of the examples.

@@ -1,4 +1,4 @@
-"""Examples of retrieval models: their columns and labels, and rows of several texts."""
+"""Training examples of retrieval models: their columns, labels and token rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_columns(records: Records, minimum: int, lists: bool = False) -> Columns
     Args:
         records: The examples.
         minimum: Number of text columns that the loss requires.
-        lists: Whether lists of texts count as text columns.
+        lists: Whether columns with lists of texts count as text columns.
 
     Raises:
         UsageError: The table has too few text columns.
@@ -82,12 +82,12 @@ def text_problem(name: str, text: Any) -> str | None:
 def label_problem(
     name: str, label: Any, label_kind: LabelKind, lengths: Sequence[int] = ()
 ) -> str | None:
-    """Describes why a cell is not a label of a kind, or returns `None`.
+    """Describes why a cell is not a label of the expected type, or returns `None`.
 
     Args:
         name: Name of the column.
         label: The cell.
-        label_kind: The kind of the label.
+        label_kind: The expected type of the label.
         lengths: Allowed lengths of a list.
     """
     if label_kind == "class":
@@ -126,7 +126,7 @@ def encode_labels(
 
     Args:
         labels: Labels without problems.
-        label_kind: Their kind.
+        label_kind: The type of the labels.
         classes: The number of each class. New classes are added.
 
     Returns:
@@ -285,13 +285,13 @@ class PairRows(GroupedRows):
 class CandidateBatches(Batches):
     """Adds documents of other rows of the batch to each row, as further negatives.
 
-    The documents are order at random without repetition, as a function of the seed, the step and
-    the position in the batch. They are the last documents of each row.
+    The documents are drawn at random without repetition, as a function of the seed, the step and
+    the position in the batch. They follow the row's own documents.
 
     Args:
         batches: The batches.
-        count: Number of documents to add. If the batch has fewer documents of other rows, rows
-            contain as many as there are.
+        count: Number of documents to add. If the other rows of the batch have fewer documents, all
+            of them are added.
     """
 
     def __init__(self, batches: Batches, count: int):
@@ -307,8 +307,8 @@ class CandidateBatches(Batches):
     def candidates(self, step: int) -> np.ndarray:
         """Returns the candidates of each row, `(batch_size, count)`.
 
-        A candidate is the number of a document in the batch, counted over the rows of the batch. If
-        a batch has too few, the number is -1.
+        A candidate is the number of a document, counted over all rows of the batch. If the batch
+        has too few documents, missing candidates are -1.
         """
         indices, valid = self.indices(step)
         rows: Any = self.rows

@@ -37,7 +37,7 @@ class PlannedBatches(Batches):
     def plan(self, epoch: int) -> Iterable[Sequence[int]]:
         """Yields the rows of each batch of an epoch, at most ``batch_size`` per batch.
 
-        If there are more batches than steps, the others are not used.
+        If there are more batches than steps, the additional batches are not used.
         """
         raise NotImplementedError
 
@@ -68,10 +68,10 @@ class PlannedBatches(Batches):
 class NoDuplicatesBatches(PlannedBatches):
     """Batches in which no value occurs twice, in any column.
 
-    This is sentence-transformers' sampler ``no_duplicates``. A row waits for a later batch while
-    one of its values is in the current batch. An anchor that equals the positive of another row
-    therefore waits, too. Batches that cannot be filled without duplicates come last, and rows that
-    are still waiting at the end of an epoch are not used in it.
+    This is sentence-transformers' sampler ``no_duplicates``. If a value of a row is already in the
+    current batch, the row is deferred to a later batch. This also applies if an anchor equals the
+    positive of another row. Batches that cannot be filled without duplicates come last. Rows that
+    are still deferred at the end of an epoch are not used in this epoch.
 
     Args:
         rows: The rows.
@@ -185,9 +185,9 @@ def counts_per_epoch(
 
     Args:
         sizes: Size of each dataset.
-        strategy: "proportional" uses each dataset completely, "round_robin" all datasets equally
-            often until the smallest one is used up. "weighted" keeps the total of all sizes, and
-            divides it in proportion to the weights.
+        strategy: "proportional" uses each dataset completely. "round_robin" uses all datasets
+            equally often until the smallest one is used up. "weighted" divides the total number in
+            proportion to the weights.
         weights: The weights.
     """
     if strategy == "round_robin":
@@ -203,7 +203,7 @@ def counts_per_epoch(
 
 
 class MixedBatches(Batches):
-    """Batches of several datasets, each of which contains rows of one dataset only.
+    """Batches of several datasets. Each batch contains rows of one dataset only.
 
     Losses that compare the rows of a batch then compare rows of the same dataset. The batches of
     each dataset are used in order, from epoch to epoch of the mixture.
@@ -275,7 +275,7 @@ class MixedRows:
         return max(known_bounds) if len(known_bounds) == len(bounds) else None
 
     def _split(self, indices: np.ndarray) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Yields each dataset, the positions of its rows in `indices`, and their numbers in it."""
+        """Yields each dataset, the positions of its rows in `indices`, and their row numbers."""
         indices = np.asarray(indices, np.int64)
         dataset = np.searchsorted(self.offsets, indices, side="right") - 1
         for number, part in enumerate(self.parts):
@@ -284,7 +284,7 @@ class MixedRows:
                 yield part, positions, indices[positions] - self.offsets[number]
 
     def width(self, indices: np.ndarray) -> int:
-        """Returns the largest width that a dataset needs for its rows."""
+        """Returns the largest of the widths that the datasets need for these rows."""
         return max(part.width(part_rows) for part, _, part_rows in self._split(indices))
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:

@@ -109,7 +109,7 @@ class FlaxModel(FlaxGenerationMixin):
         fixed_state: Whether the cache is a state whose size does not depend on the number of
             tokens. Such a cache cannot be rewound to an earlier token.
         module_methods: The methods of the module that the model class calls.
-        any_image_size: Whether images may have another size than the ``image_size`` of the
+        any_image_size: Whether the size of images may differ from the ``image_size`` of the
             configuration.
         precision_sites: Regular expressions for the paths of further linear layers that FP8 recipes
             compute in FP8. By default, these recipes only include the linear layers inside of

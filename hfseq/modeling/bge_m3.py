@@ -78,7 +78,7 @@ def read_projection(path: str | None, name: str, source: str, hidden: int) -> Pr
 
 
 class BGEM3Encoder:
-    """Computes the three kinds of embeddings of BGE-M3.
+    """Computes the dense, sparse and multi-vector embeddings of BGE-M3.
 
     Args:
         model: The XLM-RoBERTa encoder.
@@ -162,8 +162,8 @@ class BGEM3Encoder:
             A dict. `dense_vecs` is a float32 array `(texts, hidden)` of unit vectors,
             `lexical_weights` a list of dicts from token IDs (as strings) to weights, and
             `colbert_vecs` a list of arrays `(tokens, features)` of unit vectors, without the first
-            token. Entries that are not requested are `None`. For a single text, each entry is that
-            of this text.
+            token. Entries that are not requested are `None`. For a single text, each entry contains
+            the value for this text instead of a list or batch.
         """
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         limit = self.limit if max_length is None else min(max_length, self.limit)
@@ -241,7 +241,7 @@ class BGEM3Encoder:
     def compute_lexical_matching_score(
         weights_1: Mapping[str, float], weights_2: Mapping[str, float]
     ) -> float:
-        """Returns the sum, over common tokens, of the products of their weights."""
+        """Returns the sum of the products of the weights of common tokens."""
         return float(
             sum(
                 weights_1[token] * weights_2[token] for token in weights_1.keys() & weights_2.keys()
@@ -250,7 +250,7 @@ class BGEM3Encoder:
 
     @staticmethod
     def colbert_score(query: np.ndarray, passage: np.ndarray) -> float:
-        """Returns the mean, over query tokens, of the largest product with a passage token.
+        """Returns the largest dot product with a passage token, averaged over query tokens.
 
         Args:
             query: Vectors of the query's tokens, `(tokens, features)`.
@@ -276,7 +276,7 @@ class BGEM3Encoder:
 
         Returns:
             Scores by name: `dense`, `sparse`, `colbert`, and the weighted means `sparse+dense` and
-            `colbert+sparse+dense`. Each is a list with an entry for each pair, or a number for a
+            `colbert+sparse+dense`. Each value is a list with one score per pair, or a number for a
             single pair.
         """
         single = len(sentence_pairs) == 2 and isinstance(sentence_pairs[0], str)

@@ -1,4 +1,4 @@
-"""Models with a selection of the layers of another model, as students for distillation."""
+"""Selects some layers of a model, to create a student for distillation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def keep_layers(
     layers: Sequence[int] | None,
     decoder_layers: Sequence[int] | None = None,
 ) -> FlaxPreTrainedModel:
-    """Returns a model with some of the layers of a model. All other parameters are the same.
+    """Returns a copy of a model with only some of its layers. All other parameters are the same.
 
     Args:
         model: The model, with parameters and without scanned layers.
@@ -31,8 +31,8 @@ def keep_layers(
         decoder_layers: The layers of the decoder to keep. Default: all.
 
     Raises:
-        UsageError: A layer does not exist, or the architecture does not have the numbers of layers
-            in its configuration.
+        UsageError: A layer does not exist, or the configuration does not contain the number of
+            layers.
     """
     config = copy.deepcopy(model.config)
     is_pair = bool(getattr(config, "is_encoder_decoder", False))

@@ -885,7 +885,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def _load_adapter_generation_config(self, source: str, download: Mapping[str, Any]) -> None:
         """Loads the generation options that an adapter was saved with, if it has any.
 
-        Training may have set another end-of-sequence token than the base model uses.
+        Training may have set a different end-of-sequence token from that of the base model.
         """
         if not self.can_generate() or not configs.fetcher(source, download)(
             "generation_config.json"
@@ -1116,7 +1116,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def sentence_config(self) -> RetrievalConfig | None:
         """The content of sentence-transformers' files, or `None` if the model has no such files.
 
-        The class of the result is that of the kind of model: :class:`SentenceConfig`,
+        Depending on the model type, the result is a :class:`SentenceConfig`,
         :class:`CrossEncoderConfig`, :class:`SparseConfig` or :class:`MultiVectorConfig`. If you set
         this property, ``save_pretrained`` writes these files.
         """
@@ -1134,8 +1134,8 @@ class FlaxPreTrainedModel(FlaxModel):
         """Adds the weights of the modules in ``sentence_config`` to the parameters of this model.
 
         The modules are the dense layers after the encoder, or a static query encoder. Their weights
-        are in the entry "sentence_modules" of the parameters. The training of a model trains them,
-        and ``save_pretrained`` writes them into the folders of the modules.
+        are in the entry "sentence_modules" of the parameters. They are trained with the model, and
+        ``save_pretrained`` writes them into the folders of the modules.
         """
         weights = {} if self.sentence_config is None else self.sentence_config.module_weights
         flat: dict[trees.Path, np.ndarray] = {
@@ -1378,8 +1378,7 @@ class FlaxPreTrainedModel(FlaxModel):
     ) -> None:
         """Writes the files of sentence-transformers if ``sentence_config`` was set or read.
 
-        A model without a head that was loaded from a directory also keeps the files of that
-        directory.
+        If a model without a head was loaded from a directory, the files of that directory are kept.
 
         Args:
             folder: The directory of the model.

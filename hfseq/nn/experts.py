@@ -1,11 +1,11 @@
 """Mixtures of experts: each token passes through the few experts that a router has chosen for it.
 
-The computation is exact: no token is dropped, whatever the router chooses. The rows of all chosen
-token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
+The computation is exact: no token is dropped, even if the load is unbalanced. The rows of all
+chosen token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
 
-On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
-costs as much as if every expert computed every row, each group is padded to a multiple of a block
-size, and each block is multiplied with the weights of its only expert.
+On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, `ragged_dot` costs
+as much as if every expert computed every row. There, each group is padded to a multiple of a block
+size, and each block is multiplied by the weights of its expert.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def mix_experts(
     Args:
         x: Tokens, `(tokens, features)`.
         expert_index: Numbers of the experts of each token, integers `(tokens, choices)`. A choice
-            whose number is not below `num_experts` is ignored.
+            with a number of at least `num_experts` is ignored.
         expert_weights: Weight of each choice, `(tokens, choices)`. The router's gradient flows
-            through these.
+            through these weights.
         num_experts: Number of experts.
-        experts: The experts' feed-forward layers. It gets the rows, `(rows, features)`, and an
-            `ExpertRows`, whose method `product` multiplies them with the experts' kernels. It must
-            treat each row independently of the others.
+        experts: Computes the experts' feed-forward layers from the rows, `(rows, features)`, and an
+            `ExpertRows`, whose method `product` multiplies the rows by the experts' kernels. Each
+            row must be processed independently of the others.
 
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
@@ -128,7 +128,7 @@ def mix_experts(
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
-    """Returns the power of two closest to the mean number of rows per expert from below."""
+    """Returns the largest power of two that does not exceed the mean number of rows per expert."""
     size = _MIN_BLOCK
     while size < _MAX_BLOCK and 2 * size * num_experts <= pairs:
         size *= 2

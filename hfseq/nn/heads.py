@@ -1,9 +1,9 @@
 """Output heads over the vocabulary, and reductions of their logits over the tokens of a row.
 
 The logits of a masked language model are an array `(batch, length, vocab_size)`, which is often the
-largest array of the whole program. Sparse encoders only need its maximum or a sum over the tokens
+largest array of the whole program. Sparse encoders only need the maximum or a sum over the tokens
 of each row. Within `reduced_logits`, `vocabulary_logits` computes this reduction block by block, so
-that the full array never exists, neither in the forward pass nor in the backward pass.
+the full array exists neither in the forward pass nor in the backward pass.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Logits whose output head is computed later, for a part of the positions at a time.
 
-With a large vocabulary, the logits of a batch are by far its largest array. Losses that only need a
-few numbers per position do not have to hold all of them: inside :func:`defer_logits`, a model
-returns :class:`DeferredLogits`, and :func:`map_logits` computes the head for one chunk of positions
-after the other.
+With a large vocabulary, the logits are by far the largest array of a training step. Losses that
+only need a few numbers per position do not have to store all logits: inside :func:`defer_logits`, a
+model returns :class:`DeferredLogits`, and :func:`map_logits` computes the head for one chunk of
+positions after the other.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def map_logits(
 ) -> Any:
     """Applies a function to the logits of all positions, chunk by chunk.
 
-    The backward pass computes the logits of a chunk again, so that neither pass holds the logits of
-    the whole batch. A chunk contains evenly spaced positions of every row, so that chunks do not
-    change how the rows and the positions are split over devices.
+    The backward pass computes the logits of a chunk again, so neither pass stores the logits of the
+    whole batch. A chunk contains evenly spaced positions of every row, so chunking does not change
+    how the rows and the positions are split over devices.
 
     Args:
         function: Accepts the logits of each model, `(batch, chunk, vocab_size)`, and the chunk of

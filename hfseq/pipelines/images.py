@@ -27,7 +27,7 @@ class ImagePipeline(Pipeline):
     """Base class of the pipelines that read images.
 
     An image is a path, a URL, a base64 string with the prefix ``data:image/``, the content of a
-    file as ``bytes``, an array `(height, width, 3)` of ``uint8``, an image of Pillow, or a
+    file as ``bytes``, an array `(height, width, 3)` of ``uint8``, a Pillow image, or a
     dictionary with one of these as "image", "bytes" or "path".
 
     Args:

@@ -31,7 +31,7 @@ class SpeechRecognition(GenerationPipeline):
 
     Audio is a path, the content of a file as ``bytes``, an array of samples at the model's sampling
     rate, or a dictionary with "sampling_rate" and the samples as "array" or "raw". Audio with
-    another sampling rate is resampled. Chunks are ``{"text", "timestamp": (start, end)}``, with
+    a different sampling rate is resampled. Chunks are ``{"text", "timestamp": (start, end)}``, with
     times in seconds.
 
     - Whisper: ``return_timestamps=True`` returns segments, and "word" returns words. Audio of more
@@ -44,7 +44,7 @@ class SpeechRecognition(GenerationPipeline):
       wav2vec2-base, are compiled once for each length of audio. With chunks, almost all rows have
       the same length, so that few programs are compiled.
 
-    ``resample=False`` makes audio with another sampling rate an error. ``on_progress`` is called
+    With ``resample=False``, a different sampling rate is an error. ``on_progress`` is called
     with the seconds of audio that Whisper has transcribed since the previous call.
     """
 
@@ -362,7 +362,7 @@ class SpeechRecognition(GenerationPipeline):
     def _run_each(
         self, batch: Sequence[Row], max_rows: int, options: Options
     ) -> Sequence[Outputs | RejectedInput]:
-        """Returns the outputs for a batch, and warns about audio without text."""
+        """Returns the outputs for a batch, and warns if audio that is not silent has no text."""
         outputs = super()._run_each(batch, max_rows, options)
         for row, output in zip(batch, outputs, strict=True):
             if self.is_whisper and not isinstance(output, RejectedInput):

@@ -183,7 +183,7 @@ def make_row(encoded: Any, number: int) -> list[Row]:
 
 
 class SentenceSimilarity(Pipeline):
-    """Returns the similarity of a sentence and each of several others.
+    """Returns the similarity between a sentence and each of several other sentences.
 
     The input is ``{"source_sentence": …, "sentences": […]}``, as on the Hub. Similarities of
     bi-encoders are cosines. The embeddings are those of
@@ -234,9 +234,9 @@ class TextRanking(Pipeline):
     """Sorts texts by their relevance to a query, with a cross-encoder.
 
     The input is ``{"query": …, "documents": […]}``. The answer is that of
-    :meth:`hfseq.CrossEncoder.rank`: a list of ``{"corpus_id": …, "score": …}`` in the order of
-    decreasing scores, with at most ``top_k`` entries, and with ``text`` if ``return_documents`` is
-    set. ``prompt`` and ``prompt_name`` precede the query.
+    :meth:`hfseq.CrossEncoder.rank`: a list of ``{"corpus_id": …, "score": …}``, sorted by
+    decreasing score, with at most ``top_k`` entries, and with ``text`` if ``return_documents`` is
+    set. The prompt (``prompt`` or ``prompt_name``) precedes the query.
     """
 
     head = "ForSequenceClassification"

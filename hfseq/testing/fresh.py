@@ -135,7 +135,7 @@ def torch_dropout(case: Case) -> None:
     """Every dropout rate that changes PyTorch's outputs in training also changes hfseq's outputs.
 
     One rate at a time is set to 0.5 and all others to 0. In addition, if all rates are 0, training
-    and evaluation mode must give equal outputs, unless the outputs differ in PyTorch too.
+    and evaluation mode must give equal outputs, unless the outputs also differ in PyTorch.
     """
     import torch
 

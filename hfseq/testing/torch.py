@@ -104,9 +104,9 @@ def file_tensors(
 ) -> dict[str, torch.Tensor]:
     """Renames and joins tensors of a PyTorch model as Transformers does when it saves them.
 
-    Transformers divides some tensors when it loads a file, such as a joint projection of queries,
-    keys and values. The parameters of the model in memory then have other names and shapes than the
-    tensors in files. The tensors of all other models are returned unchanged.
+    Transformers splits some tensors when it loads a file, such as a joint projection of queries,
+    keys and values. In this case, the names and shapes of parameters in memory differ from those of
+    the tensors in files. The tensors of all other models are returned unchanged.
 
     Args:
         model: The PyTorch model.

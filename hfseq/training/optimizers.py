@@ -93,8 +93,8 @@ def make_schedule(
 def _stable_decay(arguments: TrainingArguments, peak: float, steps: int) -> optax.Schedule:
     """Returns a constant schedule with a decay at its end (Hu et al., 2024; Hägele et al., 2024).
 
-    All steps before the decay have the same learning rate, whatever the length of the run. A run
-    can therefore be resumed from any checkpoint before the decay with another length.
+    The learning rate before the decay does not depend on the length of the run. A run can therefore
+    be resumed with a different length from any checkpoint before the decay.
 
     Args:
         arguments: The training flags.

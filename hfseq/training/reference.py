@@ -36,7 +36,7 @@ FOLDER = "reference_logps"
 def precompute(run: Run, state: TrainState) -> Run:
     """Adds the log-probabilities of the reference model to the rows of a run.
 
-    Does nothing without `--precompute_ref_log_probs`.
+    Without `--precompute_ref_log_probs`, the run is returned unchanged.
 
     Args:
         run: The run.
@@ -152,7 +152,7 @@ def _compute(run: Run, state: TrainState, rows: Any, split: str) -> np.ndarray:
 def _read(folder: Path, split: str, description: Mapping[str, str]) -> np.ndarray | None:
     """Returns stored log-probabilities, or `None` if there are none.
 
-    Process 0 reads the files, because the other processes may have another disk.
+    Process 0 reads the files, because the other processes may not have access to its disk.
     """
     content: list[Any] = []
     if jax.process_index() == 0 and (folder / f"{split}.json").exists():

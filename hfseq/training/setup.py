@@ -1200,7 +1200,7 @@ def _mixed_batches(
     """Returns the batches of a mixture, and the statistics of all datasets after the first.
 
     Args:
-        objective: The objective, which is also that of the first dataset.
+        objective: The objective of the run and of the first dataset.
         data: The data flags.
         rows: The rows of the first dataset.
         length: Tokens of text per row.
@@ -1252,8 +1252,8 @@ def combine_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None:
     """Records the values that determine the order of the data.
 
-    If a resumed run has other values, a warning is logged, because some rows are then trained twice
-    or not at all.
+    If these values of a resumed run differ, a warning is logged, because some rows are then used
+    twice or not at all.
     """
     counts = data.description.get("train", {})
     values: dict[str, Any] = {"--seed": arguments.training.seed, "row length": data.length}

@@ -41,7 +41,7 @@ class Method(Protocol):
             prefix that the tensors of the weight have in common, and the rest of the name.
         CODES: Matches the name of a quantized weight that is stored under its own name, with the
             same groups. `None` if the method uses other names.
-        UNUSED: Matches the names of tensors that do not affect the weights.
+        UNUSED: Matches the names of tensors that have no effect on the weights.
     """
 
     PARTS: re.Pattern[str]
@@ -105,7 +105,7 @@ def check_method(
 ) -> dict[str, Any] | None:
     """Checks that hfseq can read the quantized weights that a configuration describes.
 
-    This needs no weights, so it is called before they are downloaded.
+    This check does not need the weights, so it runs before they are downloaded.
 
     Args:
         config: The configuration, or the content of config.json.
@@ -137,9 +137,9 @@ def dequantize(
     location: str,
     dtype: str | None = None,
 ) -> dict[str, Tensor]:
-    """Replaces the tensors of quantized weights by the dequantized weights.
+    """Replaces the tensors of quantized weights with the dequantized weights.
 
-    Weights are dequantized when they are read, and only the parts that are read.
+    Weights are dequantized on demand: reading a part of a weight dequantizes only this part.
 
     Args:
         tensors: The tensors of a checkpoint by name.
@@ -153,7 +153,7 @@ def dequantize(
 
     Raises:
         WeightsError: The method is not supported, tensors of a quantized weight are missing or do
-            not fit the settings, or the checkpoint contains tensors of another method.
+            not match the settings, or the checkpoint contains tensors of a different method.
     """
     settings = check_method(config, location)
     if settings is None:
@@ -236,7 +236,7 @@ def dequantized_config(config: PreTrainedConfig, source: str) -> PreTrainedConfi
 
 
 def record_dequantization(config_dict: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """Replaces ``quantization_config`` in a config.json by ``dequantized_from``.
+    """Replaces ``quantization_config`` in a config.json with ``dequantized_from``.
 
     This also applies to sub-configurations.
 

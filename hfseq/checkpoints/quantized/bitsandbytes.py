@@ -4,7 +4,7 @@ The 4-bit codes of a weight are one sequence, two per byte with the first one in
 ``X.quant_map`` contains the values of the 16 codes, and ``X.absmax`` one scale per block of the
 sequence. ``X.quant_state.bitsandbytes__nf4`` (or ``__fp4``) is JSON text with the shape and the
 block size. With nested quantization, ``X.absmax`` contains 8-bit codes of the scales, which have
-their own map, scales and offset. The tensor ``X`` may have any dtype; only its bytes matter.
+their own map, scales and offset. The tensor ``X`` may have any dtype: only its bytes are used.
 
 The 8-bit weight `X` is int8 `(out, in)`, and ``SCB`` contains the absolute maximum of each row.
 
@@ -44,7 +44,7 @@ ROW_MAJOR = 0
 
 
 def check(settings: Mapping[str, Any], location: str) -> None:
-    """Does nothing: the tensors of a weight describe its format."""
+    """Does nothing, because the tensors of a weight describe its format."""
 
 
 def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:

@@ -12,8 +12,8 @@ the configuration as a whole, has one of these formats:
 - "nvfp4-pack-quantized", "mxfp4-pack-quantized": ``weight_packed`` is uint8 with two FP4 codes per
   byte. NVFP4 scales are divided by ``weight_global_scale``. MXFP4 scales are powers of two.
 
-``weight_scale`` has one scale per weight, output, group of inputs or block, depending on the
-strategy of the scheme.
+Depending on the strategy of the scheme, ``weight_scale`` has one scale per tensor, output channel,
+group of inputs, or block.
 
 Source: the package ``compressors`` in compressed-tensors 0.20.
 """
@@ -97,8 +97,8 @@ def find_scheme(settings: Mapping[str, Any], module: str) -> Mapping[str, Any] |
     """Returns the scheme of a module.
 
     Targets that are names take precedence over regular expressions, and regular expressions over
-    classes. The class of a module is not known here, so the first group with another target is
-    assumed to contain it.
+    classes. Because the class of a module is unknown, the first group with a target that is a class
+    is assumed to contain the module.
     """
     fallback = None
     exact, matched = None, None

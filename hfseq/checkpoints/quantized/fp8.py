@@ -2,12 +2,12 @@
 
 ``X.weight`` is float8_e4m3fn `(out, in)`, and ``X.weight_scale_inv`` has one scale per block of
 ``weight_block_size``. The blocks at the ends of the axes may be smaller. Despite its name, the
-scale is multiplied with the weight. Without ``weight_block_size``, there is one scale per weight or
+weight is multiplied by the scale. Without ``weight_block_size``, there is one scale per tensor or
 per output feature. The scales are floats or, with ``scale_fmt`` "ue8m0", powers of two.
 
 Source: ``integrations/finegrained_fp8.py`` in Transformers, which infers the block size from the
-number of scales. The inferred size is wrong if the block size does not divide the shape, so this
-module uses the block size in the configuration.
+number of scales. The inferred size is wrong if a dimension is not a multiple of the block size, so
+this module uses the block size in the configuration.
 """
 
 from __future__ import annotations

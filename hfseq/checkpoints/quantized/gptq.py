@@ -166,7 +166,7 @@ def check_groups(weight: QuantizedWeight, in_size: int, group_size: int) -> int:
 
 
 def _module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """Returns the settings of a module. ``dynamic`` maps regular expressions to other settings."""
+    """Returns the settings of a module, including overrides in ``dynamic`` (regex to settings)."""
     for pattern, overrides in (settings.get("dynamic") or {}).items():
         if re.match(pattern.removeprefix("+:"), module) and isinstance(overrides, Mapping):
             return {**settings, **overrides}

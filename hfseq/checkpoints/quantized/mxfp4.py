@@ -32,7 +32,7 @@ GROUP_SIZE = 32
 
 
 def check(settings: Mapping[str, Any], location: str) -> None:
-    """Does nothing: the format has no options that affect the weights."""
+    """Does nothing, because the format has no options that affect the weights."""
 
 
 def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:

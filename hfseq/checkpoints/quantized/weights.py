@@ -1,7 +1,7 @@
 """The tensors of a quantized weight, and functions that read parts of them.
 
 A quantized weight consists of codes and scales. The functions of this module read only the codes
-and scales of a part of the weight, so that each host dequantizes no more than its own shard.
+and scales of a part of the weight, so each host dequantizes no more than its own shard.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class QuantizedWeight:
             source: Where the expected shape comes from, for the message.
 
         Raises:
-            WeightsError: The tensor is missing, or has another dtype or shape.
+            WeightsError: The tensor is missing, or its dtype or shape is wrong.
         """
         name = f"{self.prefix}{part}"
         if part not in self.tensors:

@@ -1,7 +1,7 @@
 """Retrieval models: bi-encoders, cross-encoders, sparse encoders and multi-vector encoders.
 
-The models read and write the files of sentence-transformers. Each kind is in one file, with its
-configuration, which describes the computation, and the class that users call:
+The models read and write the files of sentence-transformers. Each model type has one module, which
+contains its configuration (a description of the computation) and the class that users call:
 
 - :mod:`~hfseq.modeling.sentence.bi_encoder`: one vector per text;
 - :mod:`~hfseq.modeling.sentence.cross_encoder`: scores of pairs of texts;
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | None:
-    """Reads the files of sentence-transformers in a model directory, of any kind.
+    """Reads the files of sentence-transformers in a model directory, for any model type.
 
     Args:
         source: A directory or repository.
@@ -74,7 +74,8 @@ def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | N
         The settings, or `None` without modules.json.
 
     Raises:
-        CheckpointError: The kind or a module is not supported, or a file is missing or not valid.
+        CheckpointError: The model type or a module is not supported, or a file is missing or not
+            valid.
     """
     directory = SentenceDirectory.read(source, download)
     if not directory.modules:

@@ -89,7 +89,7 @@ class SentenceConfig(RetrievalConfig):
         return cls(**values)
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 5, which version 6 reads too."""
+        """Writes the files in the format of sentence-transformers 5, which version 6 also reads."""
         classes = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
         classes += ["Normalize"] * self.normalize
         pooling: dict[str, Any] = {
@@ -128,7 +128,7 @@ class SentenceConfig(RetrievalConfig):
         return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
 
     def replace_weights(self, weights: ModuleWeights) -> SentenceConfig:
-        """Returns these settings with other weights of the dense layers."""
+        """Returns these settings with new weights for the dense layers."""
         return replace(self, dense=replace_dense(self.dense, weights))
 
     def tokenize(
@@ -191,8 +191,8 @@ def apply_dense(
     Args:
         layers: The layers.
         vectors: `(..., features)`.
-        weights: The weights of the layers as ``module_weights`` returns them, or `None` for the
-            own weights of the layers.
+        weights: Weights in the format of ``module_weights``, or `None` for the layers' own
+            weights.
     """
     for number, dense in enumerate(layers):
         vectors = dense(vectors, weights[f"dense_{number}"] if weights else None)
@@ -200,7 +200,7 @@ def apply_dense(
 
 
 def replace_dense(layers: Sequence[Dense], weights: ModuleWeights) -> tuple[Dense, ...]:
-    """Returns dense layers with other weights."""
+    """Returns dense layers with new weights."""
     return tuple(
         replace(dense, **weights[f"dense_{number}"]) for number, dense in enumerate(layers)
     )
@@ -292,7 +292,7 @@ class SentenceEncoder(TextEncoder):
 
     @classmethod
     def convert_config(cls, directory: SentenceDirectory) -> SentenceConfig:
-        """Returns settings for the model of another kind in a directory."""
+        """Returns settings for a directory that contains a different model type."""
         return SentenceConfig(**_transformer_values(directory))
 
 

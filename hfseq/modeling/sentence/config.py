@@ -1,4 +1,4 @@
-"""Settings that the four kinds of retrieval models share."""
+"""Settings that all types of retrieval models share."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MODULES_KEY = SENTENCE_MODULES
 class RetrievalConfig:
     """Base class of the settings of a retrieval model.
 
-    A subclass for each kind describes how texts are preprocessed, how the outputs of the model are
-    converted to vectors or scores, and the files of sentence-transformers that contain this
-    description.
+    The subclass for each model type describes how texts are preprocessed and how the outputs of the
+    model are converted to vectors or scores. It also reads and writes the files of
+    sentence-transformers that contain this description.
 
     Attributes:
         max_seq_length: Maximum number of tokens per text.
@@ -45,7 +45,7 @@ class RetrievalConfig:
         prompts: Prompts by name.
         default_prompt_name: Name of the default prompt.
         similarity_fn_name: Name of the similarity function, such as "cosine" or "dot". `None`
-            stands for the default of the kind.
+            stands for the default of the model type.
         truncate_dim: Number of leading features of each vector that are returned by default.
         other_settings: Other entries of `config_sentence_transformers.json`. hfseq does not use
             them, but writes them when the model is saved.
@@ -59,7 +59,7 @@ class RetrievalConfig:
     truncate_dim: int | None = None
     other_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    #: The name of the kind in ``model_type``.
+    #: The name of the model type in ``config_sentence_transformers.json``.
     model_type: ClassVar[str]
     #: Suffix of the model class.
     auto_class: ClassVar[str] = "Model"
@@ -96,7 +96,7 @@ class RetrievalConfig:
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> RetrievalConfig:
-        """Returns the settings of a model whose directory contains this kind.
+        """Returns the settings in a directory that contains this model type.
 
         Raises:
             CheckpointError: A module is not supported, or a file is missing or not valid.
@@ -105,7 +105,7 @@ class RetrievalConfig:
 
     @classmethod
     def read(cls, source: str, download: Mapping[str, Any]) -> Any:
-        """Reads the files of a model of this kind.
+        """Reads the files of a model of this type.
 
         Args:
             source: A directory or repository.
@@ -115,7 +115,7 @@ class RetrievalConfig:
             The settings, or `None` without the files of sentence-transformers.
 
         Raises:
-            CheckpointError: The model is of another kind, a module is not supported, or a file is
+            CheckpointError: The model has a different type, a module is not supported, or a file is
                 missing or not valid.
         """
         directory = SentenceDirectory.read(source, download)
@@ -213,7 +213,7 @@ class RetrievalConfig:
         return {}
 
     def replace_weights(self, weights: ModuleWeights) -> RetrievalConfig:
-        """Returns these settings with other weights of the modules."""
+        """Returns these settings with new weights for the modules."""
         return self
 
     def embed(
@@ -223,7 +223,7 @@ class RetrievalConfig:
         weights: ModuleWeights | None = None,
         task: str | None = None,
     ) -> Any:
-        """Computes the vectors or scores of a batch. This function can be traced.
+        """Computes the vectors or scores of a batch. This method can be traced.
 
         Args:
             run: Runs the model and returns its output.

@@ -263,7 +263,8 @@ def _chat_tokens(
 ) -> TokenizedTexts:
     """Tokenizes pairs with a chat template that supports the roles "query" and "document".
 
-    Too long pairs lose tokens before the text that the template adds after the document.
+    If a pair is too long, tokens are removed from the end of the document. The text that the
+    template adds after the document is kept.
     """
     system = [{"role": "system", "content": prompt}] if prompt else []
 
@@ -328,7 +329,7 @@ class CrossEncoder(RetrievalModel):
         """Returns the settings of a cross-encoder, or of a model without a head.
 
         The option ``num_labels`` sets the number of labels of a new classification head. The
-        default is 1. A bi-encoder loses its pooling and its prompts.
+        default is 1. The pooling and the prompts of a bi-encoder are dropped.
         """
         if directory.modules and directory.model_type != "SentenceTransformer":
             return super().read_config(directory, options)  # type: ignore[return-value]
@@ -406,9 +407,10 @@ class CrossEncoder(RetrievalModel):
             prompt: A prompt to prepend to each first text.
             batch_size: Maximum number of pairs per batch.
             show_progress_bar: Whether to show a progress bar.
-            activation_fn: A function of the scores, or its class name in PyTorch such as
-                "Identity". The default is the activation of the model.
-            apply_softmax: Whether to apply a softmax to the scores of a pair, if there are several.
+            activation_fn: A function that is applied to the scores, or its class name in PyTorch
+                such as "Identity". The default is the activation of the model.
+            apply_softmax: Whether to apply a softmax to the scores of a pair, if the model has
+                several labels.
             params: Parameters to use instead of the model's own.
 
         Returns:
@@ -458,9 +460,9 @@ class CrossEncoder(RetrievalModel):
             **options: Options of :meth:`predict`.
 
         Returns:
-            Dictionaries with the index of the document, "corpus_id", and its "score", and its
-            "text" if ``return_documents`` is set, in the order of decreasing scores. Documents with
-            the same score keep their order.
+            Dictionaries with the keys "corpus_id" (the index of the document), "score" and, if
+            ``return_documents`` is set, "text", sorted by decreasing score. Documents with the same
+            score keep their order.
 
         Raises:
             UsageError: The model has several labels, or a score is not a number.

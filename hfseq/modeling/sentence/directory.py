@@ -30,7 +30,7 @@ TRANSFORMER_SETTINGS = (
 )
 SETTINGS = "config_sentence_transformers.json"
 MODULES = "modules.json"
-#: Names of the kinds of models in ``model_type``. An absent name stands for the first one.
+#: The values of ``model_type``. A missing value stands for the first one.
 KINDS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 #: Module classes that contain the transformer.
 TRANSFORMERS = ("Transformer", "MLMTransformer", "ColBERT")
@@ -121,7 +121,7 @@ class SentenceDirectory:
         """Returns the modules of the document route and of the query route of a router.
 
         Raises:
-            CheckpointError: The router has other routes.
+            CheckpointError: The router has different routes.
         """
         prefix = f"{folder}/" if folder else ""
         config = self.load(f"{prefix}router_config.json") or self.load(f"{prefix}config.json")
@@ -144,7 +144,7 @@ class SentenceDirectory:
 
     @property
     def model_type(self) -> str:
-        """The kind of the model, an element of ``KINDS`` or an unknown name."""
+        """The model type, which is an element of ``KINDS`` or an unknown name."""
         model_type = self.settings.get("model_type")
         if model_type == "ColBERT":  # written by PyLate
             return "MultiVectorEncoder"
@@ -154,7 +154,7 @@ class SentenceDirectory:
         return "SparseEncoder" if is_sparse else "SentenceTransformer"
 
     def unsupported(self, module: Module, supported: Sequence[str]) -> CheckpointError:
-        """Returns the error for a module that a kind does not support."""
+        """Returns the error for a module that the model type does not support."""
         return CheckpointError(
             f"modules.json of '{self.source}' has the unsupported module {module.class_name} "
             f"(supported by a {self.model_type}: {', '.join(supported)})"

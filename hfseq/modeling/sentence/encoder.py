@@ -29,12 +29,12 @@ DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", 
 
 
 class RetrievalModel:
-    """Base class of the four kinds of retrieval models.
+    """Base class of retrieval models.
 
-    A retrieval model combines a model, its tokenizer and a configuration. The kinds are
+    A retrieval model combines a model, its tokenizer and a configuration. The subclasses are
     :class:`SentenceEncoder`, :class:`CrossEncoder`, :class:`SparseEncoder` and
-    :class:`MultiVectorEncoder`. ``RetrievalModel.from_pretrained`` loads a directory as the kind
-    that it was saved as.
+    :class:`MultiVectorEncoder`. ``RetrievalModel.from_pretrained`` returns an instance of the class
+    that was saved.
 
     Args:
         model: The model.
@@ -43,7 +43,7 @@ class RetrievalModel:
     """
 
     config_class: ClassVar[type[RetrievalConfig]]
-    #: The classes of all kinds, by the names in ``model_type``.
+    #: The subclasses by model type.
     kinds: ClassVar[dict[str, type[RetrievalModel]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,9 +64,9 @@ class RetrievalModel:
     def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
         """Loads a model from a directory or repository.
 
-        Called on a kind such as :class:`CrossEncoder`, this method also loads models without the
-        files of sentence-transformers, with the defaults of sentence-transformers. Called on
-        :class:`RetrievalModel`, it returns an object of the kind that was saved.
+        Called on a subclass such as :class:`CrossEncoder`, this method also loads models without
+        the files of sentence-transformers, with the defaults of sentence-transformers. Called on
+        :class:`RetrievalModel`, it returns an instance of the class that was saved.
 
         Args:
             name: The directory or repository.
@@ -74,7 +74,7 @@ class RetrievalModel:
                 of :meth:`FlaxPreTrainedModel.from_pretrained`.
 
         Raises:
-            CheckpointError: The model is of another kind, or files are missing or not valid.
+            CheckpointError: The model has a different type, or files are missing or not valid.
         """
         source = str(name)
         download = {key: options[key] for key in DOWNLOAD_OPTIONS if key in options}
@@ -130,14 +130,14 @@ class RetrievalModel:
 
     @classmethod
     def read_config(cls, directory: SentenceDirectory, options: dict[str, Any]) -> RetrievalConfig:
-        """Returns the settings of a model that is opened as this kind.
+        """Returns the settings of a model that is loaded as this class.
 
         Args:
             directory: The files of the model.
-            options: Options of ``from_pretrained``. Options of this kind are removed.
+            options: Options of ``from_pretrained``. Options of this class are removed.
 
         Raises:
-            CheckpointError: The directory contains a kind that cannot be converted to this one.
+            CheckpointError: The directory contains a model type that cannot be converted.
         """
         model_type = saved_kind(directory)
         if directory.modules and model_type == cls.config_class.model_type:
@@ -255,9 +255,9 @@ class RetrievalModel:
 
 
 class TextEncoder(RetrievalModel):
-    """Base class of the kinds that encode queries and documents separately."""
+    """Base class of models that encode queries and documents separately."""
 
-    #: Encodes texts. Each kind has its own arguments and result.
+    #: Encodes texts. Each subclass has its own arguments and result.
     encode: Any
 
     def encode_query(
@@ -287,7 +287,7 @@ class TextEncoder(RetrievalModel):
         """Encodes documents. The prompt "document" is the default.
 
         As in sentence-transformers, a model always has the prompt "document", which is empty by
-        default. If the prompt of the documents has another name, such as "passage", pass it as
+        default. If the document prompt has a different name, such as "passage", pass this name as
         ``prompt_name``. The arguments and the result are those of :meth:`encode`.
         """
         if prompt is None and prompt_name is None:
@@ -350,7 +350,7 @@ class TextEncoder(RetrievalModel):
 
 
 def saved_kind(directory: SentenceDirectory) -> str | None:
-    """Returns the kind of the model in a directory, or `None` if its files do not name one."""
+    """Returns the model type in a directory, or `None` if its files do not name one."""
     if directory.modules:
         return directory.model_type
     if not fetches_config(directory):
@@ -369,7 +369,7 @@ def fetches_config(directory: SentenceDirectory) -> bool:
 
 
 def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
-    """Returns the error for a directory whose kind does not exist."""
+    """Returns the error for a directory with an unknown model type."""
     return CheckpointError(
         f"'{directory.source}' has the unknown model_type '{directory.model_type}' (known: "
         f"{', '.join(KINDS)})"
@@ -377,7 +377,7 @@ def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
 
 
 def _other_kind(directory: SentenceDirectory, cls: type[RetrievalModel]) -> CheckpointError:
-    """Returns the error for a directory with a kind of model other than ``cls``."""
+    """Returns the error for a directory whose model type differs from that of ``cls``."""
     if directory.model_type not in KINDS:
         return unknown_kind(directory)
     name = RetrievalModel.kinds[directory.model_type].__name__

@@ -60,8 +60,8 @@ class Dense:
         Args:
             directory: The directory of the model.
             module: The module.
-            features: The name in sentence-transformers of the vectors that the layer must have as
-                its input and output, "sentence_embedding" or "token_embeddings".
+            features: The name that sentence-transformers uses for the required inputs and outputs
+                of the layer: "sentence_embedding" or "token_embeddings".
 
         Raises:
             CheckpointError: The layer has no weights, or its settings are not supported.
@@ -135,7 +135,7 @@ class Dense:
 def write_module(
     folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray] | None = None
 ) -> None:
-    """Writes ``config.json`` and, if there are tensors, ``model.safetensors`` of a module."""
+    """Writes a module: ``config.json`` and, if it has tensors, ``model.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.json", json.dumps(settings, indent=2) + "\n")
     if tensors:

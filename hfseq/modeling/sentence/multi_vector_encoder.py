@@ -54,11 +54,11 @@ PYLATE_SETTINGS = (
 
 @dataclass(frozen=True)
 class QueryExpansion:
-    """Extends queries with mask tokens, which are scored like the tokens of the query.
+    """Pads queries with mask tokens, which are scored like the tokens of the query.
 
     Attributes:
         length: Number of tokens. With "fixed", all queries have this length. With "min", shorter
-            queries are extended to it.
+            queries are padded to this length.
         strategy: "fixed" or "min".
         attend: Whether the tokens of the query attend to the additional tokens.
         token: The additional token. The default is the mask token, or the EOS token of tokenizers
@@ -105,7 +105,8 @@ class MultiVectorConfig(RetrievalConfig):
         document_length: Maximum number of tokens of documents.
         query_expansion: How queries are extended, or `None`.
         skiplist_words: Tokens that are not scored, such as punctuation.
-        skiplist_tasks: The tasks whose tokens are skipped. Texts without a task count as documents.
+        skiplist_tasks: The tasks to which ``skiplist_words`` applies. Texts without a task count as
+            documents.
         keep_only_token_ids: If set, only these tokens of documents are scored.
     """
 
@@ -182,7 +183,7 @@ class MultiVectorConfig(RetrievalConfig):
         )
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 6, the first with this kind."""
+        """Writes the files in the format of sentence-transformers 6, which introduced this type."""
         classes = ["base.modules.transformer.Transformer"]
         classes += ["base.modules.dense.Dense"] * len(self.dense)
         classes.append("multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask")
@@ -304,7 +305,7 @@ class MultiVectorConfig(RetrievalConfig):
         return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
 
     def replace_weights(self, weights: ModuleWeights) -> MultiVectorConfig:
-        """Returns these settings with other weights of the dense layers."""
+        """Returns these settings with new weights for the dense layers."""
         return replace(self, dense=replace_dense(self.dense, weights))
 
     def __call__(self, hidden: jax.Array, weights: ModuleWeights | None = None) -> jax.Array:
@@ -413,7 +414,7 @@ class MultiVectorEncoder(TextEncoder):
     ) -> MultiVectorConfig:
         """Returns the settings of a multi-vector encoder, of Stanford's ColBERT or of a bi-encoder.
 
-        A bi-encoder loses its pooling. Its dense layers are applied to tokens.
+        The pooling of a bi-encoder is dropped, and its dense layers are applied to tokens.
         """
         if not directory.modules:
             architectures = directory.load("config.json").get("architectures") or []
@@ -514,7 +515,7 @@ class MultiVectorEncoder(TextEncoder):
 
 
 def random_projection(features: int, size: int = DEFAULT_FEATURES, seed: int = 0) -> Dense:
-    """Returns a dense layer without bias, initialized as PyTorch's `Linear`.
+    """Returns a dense layer without bias, initialized like PyTorch's `Linear`.
 
     Args:
         features: Number of features of the hidden states.

@@ -1,6 +1,6 @@
-"""Exact search: the documents with the highest similarities, by matrix products.
+"""Exact search for the documents with the highest similarities, by matrix products.
 
-Documents with the same similarity are returned in their order, on any number of devices.
+Documents with the same similarity keep their order, on any number of devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def search(
 
     Returns:
         The similarities, float32, and the indices of the documents, int64, both
-            `(queries, min(k, documents))`, in the order of decreasing similarities.
+            `(queries, min(k, documents))`, sorted by decreasing similarity.
 
     Raises:
         UsageError: ``k`` is not positive, or a similarity is not a number.
@@ -80,7 +80,7 @@ def _search_blocks(
 def _search_dense(
     queries: np.ndarray, documents: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches by dot products. All devices of the process share the documents."""
+    """Searches by dot products. The documents are divided among the devices of the process."""
     devices = jax.local_devices()
     k = min(k, len(documents))
     if not len(queries) or not k:

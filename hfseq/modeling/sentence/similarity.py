@@ -172,7 +172,7 @@ def maxsim(queries: Vectors, documents: Vectors, *, mean: bool = False) -> np.nd
         mean: Whether to divide the score by the number of tokens of the query.
 
     Returns:
-        Float32 scores, `(queries, documents)`. Documents without tokens have the score -1e9.
+        Float32 scores, `(queries, documents)`. The score of documents without tokens is -1e9.
     """
     queries, documents = _token_list(queries), _token_list(documents)
     scores = np.zeros((len(queries), len(documents)), np.float32)

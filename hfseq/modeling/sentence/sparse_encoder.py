@@ -115,7 +115,7 @@ class SparseConfig(RetrievalConfig):
         pooling_strategy: "max" or "sum" over the tokens.
         activation_function: "relu" for log(1 + relu(logit)), or "log1p_relu", which applies the
             logarithm twice.
-        max_active_dims: Number of the largest weights that are kept by default.
+        max_active_dims: Number of largest weights that are kept by default.
         query_encoder: A static encoder of queries, or `None` to encode queries as documents.
     """
 
@@ -169,7 +169,7 @@ class SparseConfig(RetrievalConfig):
         return cls(**values)
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 5, which version 6 reads too.
+        """Writes the files in the format of sentence-transformers 5, which version 6 also reads.
 
         A model with a static query encoder consists of two routes. Its transformer is in the
         subfolder ``document_0_MLMTransformer``, where :class:`SparseEncoder` saves it.
@@ -218,7 +218,7 @@ class SparseConfig(RetrievalConfig):
         return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
 
     def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
-        """Returns these settings with other weights of the static query encoder."""
+        """Returns these settings with new weights for the static query encoder."""
         if self.query_encoder is None or "query" not in weights:
             return self
         return replace(self, query_encoder=replace(self.query_encoder, **weights["query"]))
@@ -261,8 +261,8 @@ class SparseConfig(RetrievalConfig):
     ) -> jax.Array:
         """Computes the weights of a batch. See :meth:`RetrievalConfig.embed`.
 
-        The logits of all tokens are not stored, if the head of the model is applied with
-        :func:`hfseq.nn.vocabulary_logits`.
+        If the model applies its head with :func:`hfseq.nn.vocabulary_logits`, the logits of all
+        tokens are never in memory at the same time.
         """
         if task == "query" and self.query_encoder is not None:
             weight = weights["query"]["weight"] if weights and "query" in weights else None
@@ -335,7 +335,7 @@ class SparseEncoder(TextEncoder):
             batch_size: Maximum number of texts per batch.
             show_progress_bar: Whether to show a progress bar.
             convert_to_sparse_tensor: Whether to return a SciPy array instead of a dense array.
-            max_active_dims: Number of the largest weights to keep per text.
+            max_active_dims: Number of largest weights to keep per text.
             task: "query" selects the static query encoder, if the model has one.
             params: Parameters to use instead of the model's own.
 
@@ -394,7 +394,7 @@ class SparseEncoder(TextEncoder):
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
-        """Returns the mean number of nonzero weights per text, and the share of zero weights."""
+        """Returns the mean number of nonzero weights per text, and the fraction of zero weights."""
         from scipy.sparse import csr_array
 
         rows = csr_array(

@@ -25,7 +25,7 @@ class TokenizedTexts:
         ids: The token IDs of each text.
         types: The token types of each text, or `None` if all of them are 0.
         attended: For each text, the number of leading tokens that all tokens attend to. `None`
-            means all tokens. The other tokens of a text are only computed.
+            means all tokens. No token attends to the other tokens of a text.
         scored: For each text, whether each token is pooled or scored. `None` means all tokens.
     """
 
@@ -78,18 +78,18 @@ def tokenize(
     lower_case: bool = False,
     name: str = "sentence",
 ) -> TokenizedTexts:
-    """Tokenizes texts or pairs of texts. Too long ones are truncated with a warning.
+    """Tokenizes texts or pairs of texts. Texts that are too long are truncated with a warning.
 
     Args:
         tokenizer: The tokenizer.
-        texts: Texts, or pairs of texts. All elements must be of the same kind.
+        texts: Texts, or pairs of texts, but not both.
         limit: Maximum number of tokens. The longer text of a pair is truncated first.
         prompt: Precedes each text, or the first text of each pair.
         lower_case: Whether to convert all texts, and the prompt, to lower case.
         name: Noun for the elements of ``texts`` in messages.
 
     Raises:
-        UsageError: An element is of another kind than the first one, or has no tokens.
+        UsageError: The elements are neither all texts nor all pairs, or one has no tokens.
     """
     columns = _columns(texts, prompt, lower_case, name)
     if not columns[0]:
