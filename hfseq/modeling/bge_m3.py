@@ -78,7 +78,7 @@ def read_projection(path: str | None, name: str, source: str, hidden: int) -> Pr
 
 
 class BGEM3Encoder:
-    """Computes the dense, sparse and multi-vector embeddings of BGE-M3.
+    """Computes the three kinds of embeddings of BGE-M3.
 
     Args:
         model: The XLM-RoBERTa encoder.

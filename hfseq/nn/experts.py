@@ -3,9 +3,9 @@
 The computation is exact: no token is dropped, even if the load is unbalanced. The rows of all
 chosen token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
 
-On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, `ragged_dot` costs
-as much as if every expert computed every row. There, each group is padded to a multiple of a block
-size, and each block is multiplied by the weights of its expert.
+On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
+costs as much as if every expert computed every row, each group is padded to a multiple of a block
+size, and each block is multiplied with the weights of its only expert.
 """
 
 from __future__ import annotations

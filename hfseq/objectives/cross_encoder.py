@@ -436,7 +436,7 @@ def saved_activation(config: Any) -> str | None:
 
 
 def class_labels(splits: Mapping[str, Records]) -> list[Any]:
-    """Returns the classes of all splits in sorted order, integers first."""
+    """Returns the classes of all splits in order. Texts that are integers count as integers."""
     classes: set[Any] = set()
     for records in splits.values():
         label = find_columns(records, 2).label

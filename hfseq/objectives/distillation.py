@@ -52,9 +52,9 @@ def with_teacher(objective: type[Objective]) -> type[Objective]:
 class Distillation(Objective):
     """The part of an objective that compares the model with a teacher.
 
-    The minimized loss is the weighted sum of the label loss, the distillation loss and the distance
-    between the hidden states. Each term is averaged over the positions with labels. In masked
-    language modeling, the last two terms are averaged over all tokens.
+    The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
+    of the hidden states, each multiplied by its weight. Each is a mean over its positions: the
+    positions with labels or, in masked language modeling, all tokens for the last two.
     """
 
     #: The values of ``--distillation_loss`` that this class supports. The first is the default.
@@ -150,7 +150,7 @@ class Distillation(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the weighted sum of the losses. In the totals, "loss" is the label loss."""
+        """Returns the weighted sum of the losses. In the totals, "loss" is that of the labels."""
         data, keywords = self.arguments, {}
         if data.hidden_state_weight:
             keywords["output_hidden_states"] = True
@@ -276,13 +276,13 @@ class Distillation(Objective):
     def _hidden_distance(
         self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distances of the last hidden states, and a mask of the valid positions."""
+        """Returns the cosine distance of the last hidden states, and which positions count."""
         student, target = (_last_hidden(output) for output in (call.output, teacher_output))
         if student.shape != target.shape:
             raise UsageError(
                 f"--hidden_state_weight: the hidden states of the teacher have "
-                f"{target.shape[-1]} features, but those of the student have {student.shape[-1]}. "
-                "Use a student with the same hidden_size, or drop the flag"
+                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use a "
+                "student with the same hidden_size, or drop the flag"
             )
         distance = cosine_distance(student, jax.lax.stop_gradient(target))
         if distance.ndim == mask.ndim and distance.shape == mask.shape:
@@ -320,12 +320,12 @@ class EmbeddingDistillation(Distillation):
     distillation_losses = ("cosine", "mse", "margin_mse", *DIVERGENCES)
 
     def setup(self) -> None:
-        """Rejects ``--hidden_state_weight``, in addition to the setup of the objective."""
+        """Also rejects the comparison of hidden states."""
         super().setup()
         if self.arguments.hidden_state_weight:
             raise UsageError(
-                "--hidden_state_weight applies only to models with logits, but the objective "
-                "'embedding' compares embeddings: drop the flag"
+                "--hidden_state_weight is for models with logits: the objective 'embedding' "
+                "compares embeddings. Drop the flag"
             )
 
     def loss(self, *args: Any, **kwargs: Any) -> Loss:
@@ -366,7 +366,7 @@ class EmbeddingDistillation(Distillation):
     def _compare_vectors(
         self, own: jax.Array, other: jax.Array, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distillation loss of each row, and a mask of the rows that count."""
+        """Returns the distillation loss of each row, and which rows count."""
         name, texts = self.distillation_loss, own.shape[1]
         if name in ("cosine", "mse") and own.shape != other.shape:
             raise UsageError(

@@ -63,13 +63,13 @@ def squared_error(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def margin_squared_error(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the squared error of the margins between the scores of a positive and its negatives.
+    """Returns the error of the differences between the scores of a positive and its negatives.
 
     This is MarginMSE (Hofstätter et al., 2020) with dot products as scores.
 
     Args:
         student: Embeddings of an anchor, its positive and its negatives, `(rows, texts, features)`.
-        teacher: Embeddings of the teacher, which may have a different number of features.
+        teacher: The same of the teacher, with another number of features if necessary.
 
     Returns:
         The squared error, averaged over the negatives, `(rows,)`.

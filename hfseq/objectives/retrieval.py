@@ -58,7 +58,7 @@ class LossSpec:
     Attributes:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
-        labels: The type of the labels, or `None` if the loss ignores them.
+        labels: The kind of the labels, or `None` if the loss ignores them.
         ranks: Whether the loss ranks each positive among the texts of the batch.
     """
 

@@ -439,7 +439,7 @@ class PreparedStep:
         return state.make_state(params, self.optimizer, extra, names)
 
     def random_state(self, rng: Any) -> Any:
-    """Returns the state of step 0 with random parameters. This function can be traced."""
+        """Returns the state of step 0 with random parameters. This method can be traced."""
         return self.make_state(self.module.init_weights(rng), self.module.init_extra(rng))
 
 

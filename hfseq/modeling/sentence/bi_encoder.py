@@ -89,7 +89,7 @@ class SentenceConfig(RetrievalConfig):
         return cls(**values)
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 5, which version 6 also reads."""
+        """Writes the files in the format of sentence-transformers 5, which version 6 reads too."""
         classes = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
         classes += ["Normalize"] * self.normalize
         pooling: dict[str, Any] = {
@@ -128,7 +128,7 @@ class SentenceConfig(RetrievalConfig):
         return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
 
     def replace_weights(self, weights: ModuleWeights) -> SentenceConfig:
-        """Returns these settings with new weights for the dense layers."""
+        """Returns these settings with other weights of the dense layers."""
         return replace(self, dense=replace_dense(self.dense, weights))
 
     def tokenize(

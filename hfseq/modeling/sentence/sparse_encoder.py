@@ -218,7 +218,7 @@ class SparseConfig(RetrievalConfig):
         return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
 
     def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
-        """Returns these settings with new weights for the static query encoder."""
+        """Returns these settings with other weights of the static query encoder."""
         if self.query_encoder is None or "query" not in weights:
             return self
         return replace(self, query_encoder=replace(self.query_encoder, **weights["query"]))
@@ -261,8 +261,8 @@ class SparseConfig(RetrievalConfig):
     ) -> jax.Array:
         """Computes the weights of a batch. See :meth:`RetrievalConfig.embed`.
 
-        If the model applies its head with :func:`hfseq.nn.vocabulary_logits`, the logits of all
-        tokens are never in memory at the same time.
+        The logits of all tokens are not stored, if the head of the model is applied with
+        :func:`hfseq.nn.vocabulary_logits`.
         """
         if task == "query" and self.query_encoder is not None:
             weight = weights["query"]["weight"] if weights and "query" in weights else None
