@@ -156,7 +156,7 @@ class Predictions(bert.VocabularyHead):
 
 
 class AlbertMixin(bert.ModelWithHead):
-    """Mixin that names the encoder and the language modeling head as in ALBERT checkpoints."""
+    """Mixin that gives the encoder and the head their names in ALBERT checkpoints."""
 
     prefix = "albert"
     module = AlbertModule

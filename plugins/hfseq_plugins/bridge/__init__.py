@@ -1,4 +1,4 @@
-"""The bridge: any architecture of Transformers in JAX, from the Python code of its PyTorch class.
+"""The bridge: runs any architecture of Transformers in JAX, with the code of its PyTorch class.
 
 This module does not import PyTorch. The hook is called only for models that are loaded with
 ``bridge=True``, ``bridge="auto"`` or ``--bridge``.

@@ -1,8 +1,8 @@
 """The Flax classes of the bridge by name, such as ``FlaxDetrForObjectDetection``.
 
-The classes are created when they are first used: ``Flax`` followed by the name of a PyTorch class
-of Transformers. Since a class can be found by its name, models of these classes can be pickled.
-Where PyTorch is not installed, the classes run exported programs.
+The name of a class is ``Flax`` followed by the name of a PyTorch class of Transformers. Classes are
+created when they are first used. Since a class can be found by its name, models of these classes
+can be pickled. If PyTorch is not installed, the classes run exported programs.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def loss_factors(outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
-    """Returns the largest error and its name."""
+    """Returns the largest error and the name of its entry."""
     if not errors:
         return None, ""
     name = max(errors, key=lambda entry: errors[entry])
@@ -235,7 +235,7 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
     """Compares greedy decoding of the causal language model of a model type.
 
     Returns:
-        "agrees", the share of equal tokens, or why nothing was compared.
+        "agrees", the fraction of equal tokens, or why nothing was compared.
     """
     config = tiny.tiny_config(model.config.model_type)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -49,7 +49,7 @@ class Result:
             because `--checks` does not contain "gradient".
         operator: The operator or statement that is to blame for a refusal.
         place: The file and line of the statement.
-        solution: What would be needed.
+        solution: What would be needed to support the model.
         forward_error: Largest difference of an output, relative to the larger of 1 and the largest
             value.
         forward_name: Name of the output with this difference.
@@ -314,7 +314,7 @@ def line(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """Returns the numbers of results as sentences."""
+    """Returns sentences with the number of results of each status."""
     runs = [result for result in results if result.runs_in_pytorch]
     if not runs:
         return [f"{len(results)} model types, none of which runs in PyTorch."]

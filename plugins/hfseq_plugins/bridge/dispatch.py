@@ -1,9 +1,9 @@
 """Runs operators of PyTorch on tensors that hold jax arrays.
 
-An operator without any jax array is computed by PyTorch at once, and the result is a constant of
-the program. All others come from the table of `hfseq_plugins.bridge.operators`, or are decomposed
-by PyTorch into operators of the table. In-place operators compute new arrays and write them to the
-node of their tensor.
+If no argument of an operator is a jax array, PyTorch computes the result immediately, and the
+result is a constant of the program. All other operators are in the table of
+`hfseq_plugins.bridge.operators`, or PyTorch decomposes them into operators of the table. In-place
+operators compute new arrays and write them to the node of their tensor.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _view(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _change_shape(func, args, kwargs)
-    # Composite operators such as `to` and `reshape` are views of their input or not.
+    # The result of composite operators such as `to` and `reshape` may be a view of their input.
     operator = None if func.is_view else _find(func)
     if operator is not None:
         return _finish(func, args, kwargs, _call(operator, func, args, kwargs))
@@ -136,7 +136,7 @@ def value_needed(name: str) -> UnsupportedModel:
 
 @functools.cache
 def _is_composite(func: OpOverload) -> bool:
-    """Returns whether PyTorch defines an operator by other operators."""
+    """Returns whether PyTorch defines an operator in terms of other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 

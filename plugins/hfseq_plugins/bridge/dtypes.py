@@ -44,7 +44,7 @@ def jax_dtype(dtype: torch.dtype | None) -> jnp.dtype | None:
 def numpy_array(tensor: torch.Tensor) -> np.ndarray:
     """Converts a tensor of PyTorch to a NumPy array with a data type that jax has.
 
-    Integers beyond the range of int32 become the closest int32: they are limits, not values.
+    Integers beyond the range of int32 become the closest int32, because they stand for limits.
     """
     with no_dispatch():  # the caller may be tracing a model
         return _numpy_array(tensor.detach())

@@ -1,4 +1,4 @@
-"""Exports the programs of a bridged model, so that it runs where PyTorch is not installed.
+"""Exports the programs of a bridged model, so that it runs without PyTorch.
 
 The format is read by `hfseq_plugins.bridge.exported`.
 """
@@ -49,10 +49,10 @@ def export_model(
         model: The model.
         params: Its parameters, or their shapes and dtypes.
         directory: The directory, which contains the weights.
-        batch_sizes: Numbers of examples.
-        lengths: Numbers of tokens, or of samples of audio. Ignored for images.
-        platforms: Platforms of the programs, such as "cpu" and "cuda". Default: that of this
-            process.
+        batch_sizes: Batch sizes.
+        lengths: Lengths in tokens or audio samples. Ignored for images.
+        platforms: Platforms of the programs, such as "cpu" and "cuda". Default: the platform of
+            this process.
 
     Returns:
         The names of the files.

@@ -1,7 +1,7 @@
 """Models that run programs of `hfseq bridge export`, without PyTorch.
 
-A directory with exported programs contains the folder `bridge`: an index and one program per number
-of examples and length. A call pads its inputs to the next larger program.
+A directory with exported programs contains the folder `bridge` with an index and one program for
+each combination of batch size and length. A call pads its inputs to the next larger program.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Program:
         role: `"forward"`, `"prefill"` or `"decode"`.
         batch: Number of examples.
         length: Number of tokens or samples of `"forward"` and `"prefill"`, or 1.
-        capacity: Number of tokens that its cache can contain, or 0.
-        file: Name of its file.
+        capacity: Number of tokens that the cache of the program can contain, or 0.
+        file: Name of the program's file.
     """
 
     role: str
@@ -99,7 +99,7 @@ class Exports:
         """Returns the smallest program for a number of examples and a length.
 
         Raises:
-            UsageError: All programs are smaller.
+            UsageError: All programs are too small.
         """
         group = [program for program in self.programs if program.role == role]
         exact = self.index["exact_lengths"] and role == "forward"
@@ -346,7 +346,7 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
 
         Raises:
             CheckpointError: The directory contains no programs.
-            UsageError: The programs are those of another class.
+            UsageError: The programs belong to a different class.
         """
         exports = Exports.read(pretrained_model_name_or_path)
         if exports.index["class_name"] != cls.torch_name:
@@ -379,17 +379,17 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         }
 
     def _apply_is_causal(self, module: nnx.Module) -> None:
-        """The programs contain the mask."""
+        """Does nothing, because the programs contain the mask."""
 
     def has_input(self, name: str) -> bool:
         """Returns whether the programs have this input."""
         return name in self.config.bridge_exports.index["inputs"]
 
     def _check_images(self, images: Any) -> None:
-        """The programs check the shapes of images."""
+        """Does nothing, because the programs check the shapes of images."""
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Raises a UsageError: a directory with programs can be copied."""
+        """Raises a UsageError. A directory with programs can be copied instead."""
         raise UsageError("models with exported programs cannot be saved: copy their directory")
 
     @classmethod

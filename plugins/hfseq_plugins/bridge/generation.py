@@ -1,12 +1,11 @@
 """Generation with bridged models: caches of a fixed size, or all tokens in each step.
 
-A model call with a cache gets one of three kinds, which `CachePlan` selects by tracing the model
-once:
+There are three types of caches. `CachePlan` selects one of them by tracing the model once:
 
 * keys and values of each layer, in buffers of a fixed length;
 * the states of linear-attention and state-space layers;
-* a history of all tokens, with which each step runs the model on the whole sequence. This is
-  slower, but every causal model supports it.
+* a history of all tokens. Each step then runs the model on the whole sequence, which is slower, but
+  works for every causal model.
 
 Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
 """
@@ -68,7 +67,7 @@ class FixedLayer(CacheLayerMixin):
         self.new_tokens, self.is_initialized = 0, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """The buffers exist already."""
+        """Does nothing, because the buffers already exist."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -154,7 +153,7 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
 
     try:
         jax.eval_shape(forward, abstract_tensors(structure))
-    except Exception as error:  # a cache of another kind, or an operator that is not translated
+    except Exception as error:  # an unknown type of cache, or an operator that is not translated
         return CachePlan("history", {}, _first_line(error))
     kinds = {"keys" if "cached_key" in shapes else "states" for shapes in layers.values()}
     if kinds == {"keys"}:
@@ -409,7 +408,7 @@ class BridgedCausalGeneration(CausalGeneration):
             input_ids: Prompts, `(batch, length)`.
             max_length: Number of tokens that the cache can contain.
             attention_mask: Mask of the prompts, `(batch, length)`.
-            **inputs: Images and other inputs of the model, which all steps get.
+            **inputs: Images and other inputs of the model, which are passed to all steps.
         """
         model: Any = self
         if self.fixed_state:

@@ -1,4 +1,4 @@
-"""The PyTorch classes of Transformers by model type and task. This module does not need PyTorch."""
+"""Finds PyTorch classes of Transformers by model type and task, without importing PyTorch."""
 
 from __future__ import annotations
 

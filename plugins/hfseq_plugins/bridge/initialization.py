@@ -103,8 +103,8 @@ def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
 def _replace_truncated_normal() -> None:
     """Lets Transformers initialize traced tensors with jax's truncated normal distribution.
 
-    PyTorch's function draws until all numbers are within the bounds, which cannot be compiled. All
-    other tensors are initialized by PyTorch's function.
+    PyTorch's function redraws numbers until all of them are within the bounds, which cannot be
+    compiled. For all other tensors, PyTorch's function is used.
     """
     functions: dict[str, Any] = TORCH_INIT_FUNCTIONS
     original = functions["trunc_normal_"]

@@ -319,7 +319,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
         return {n: v for n, v in super().__getstate__().items() if n != "structure"}
 
     def _apply_is_causal(self, module: nnx.Module) -> None:
-        """PyTorch's code reads ``is_causal`` itself."""
+        """Does nothing, because PyTorch's code reads ``is_causal`` itself."""
 
     def _build(self, rngs: nnx.Rngs, cache: Any = None) -> nnx.Module:
         module = super()._build(rngs, cache)
@@ -361,7 +361,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
     def trainable_paths(self) -> set[trees.Path]:
         """The paths of the parameters that training changes.
 
-        Parameters that PyTorch's class sets to ``requires_grad=False`` are not among them.
+        The result does not contain parameters that PyTorch's class sets to ``requires_grad=False``.
         """
         frozen = {p for p, name in self.structure.names.items() if name in self.structure.frozen}
         return super().trainable_paths - frozen
@@ -386,7 +386,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
             return None
 
     def _check_images(self, images: Any) -> None:
-        """PyTorch's code checks the shapes of images, which may be flattened patches or videos."""
+        """Does nothing, because PyTorch's code checks the shapes of images, patches and videos."""
 
     def __getattr__(self, name: str) -> Any:
         """Provides the number of frames that the feature encoder of an audio model computes."""

@@ -1,4 +1,4 @@
-"""PyTorch modules of Transformers without weights."""
+"""Builds PyTorch modules of Transformers without weights."""
 
 from __future__ import annotations
 

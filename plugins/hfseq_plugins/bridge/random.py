@@ -1,7 +1,7 @@
 """Random operators of PyTorch, which draw from hfseq's keys.
 
-Without a key, a random number may be drawn but not read. Transformers draws a number for each layer
-that may be skipped in training, also in evaluation, where it does not read it.
+Without a key, a random number may be drawn but not read. For each layer that may be skipped in
+training, Transformers draws a number also in evaluation, but does not read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _key(keys: nn.Keys) -> jax.Array:
 
 
 def _bernoulli(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: Any = 0.5) -> jax.Array:
-    """Draws ones with probability `p`, with the cheap bits that hfseq's dropout uses."""
+    """Draws ones with probability `p`, with the same fast random bits as hfseq's dropout."""
     rows = keys.key.size
     source = keys if shape and shape[0] % rows == 0 else keys.shared
     if isinstance(p, float | int):

@@ -1,4 +1,4 @@
-"""The error for models whose PyTorch code cannot be traced by jax, and the statement to blame."""
+"""The error for models whose PyTorch code jax cannot trace, and the location of the statement."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def attention(
     queries = query.shape[2]
     is_causal = bool(is_causal) and attention_mask is None and queries > 1
     if own is not None and (extra - _IGNORED_ARGUMENTS) & (_parameters(own) | {"s_aux", "sinks"}):
-        # The function of the modeling file knows more, such as attention sinks.
+        # The function of the modeling file supports more options, such as attention sinks.
         additive = _additive_mask(attention_mask, is_causal, query, key)
         if softcap is not None:
             kwargs["softcap"] = softcap
@@ -171,7 +171,7 @@ def attention(
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Returns the parameters of an attention function that `attention` does not implement."""
+    """Returns those parameters of an attention function that `attention` does not implement."""
     return frozenset(inspect.signature(function).parameters) - _ATTENTION_ARGUMENTS
 
 
@@ -244,13 +244,13 @@ def mask(
         kv_length: Number of keys.
         q_offset: Position of the first query.
         kv_offset: Position of the first key.
-        mask_function: Tells whether a query sees a key, from their positions.
+        mask_function: Returns whether a query attends to a key, given their positions.
         attention_mask: Nonzero for keys that are not padding, `(batch, keys)`.
         **kwargs: Further arguments of `transformers.masking_utils.sdpa_mask`.
 
     Returns:
-        The mask, True where a key is visible, or `None` if the layer's attribute `is_causal` tells
-        all.
+        The mask, True where a key is visible, or `None` if the layer's attribute `is_causal` is
+        sufficient.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 

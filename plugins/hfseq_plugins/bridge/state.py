@@ -12,7 +12,7 @@ from hfseq import nn
 
 @dataclasses.dataclass(eq=False)
 class TraceState:
-    """What the operators and registered functions need to know about a call.
+    """The settings of a call that operators and registered functions need.
 
     Attributes:
         keys: The keys of random operators, or `None` if nothing may be random.

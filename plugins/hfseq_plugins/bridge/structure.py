@@ -1,8 +1,8 @@
 """The variables of a PyTorch model, and the hfseq layer that holds each of them.
 
-PyTorch's module tree is built once per configuration, without weights. hfseq's layers take the
-place of its `Linear`, `Embedding` and `LayerNorm` modules, so that adapters, precision recipes and
-sharding know them. All other parameters are attributes of plain modules with the names of PyTorch.
+PyTorch's module tree is built once per configuration, without weights. hfseq's layers replace its
+`Linear`, `Embedding` and `LayerNorm` modules, so that adapters, precision recipes and sharding
+apply to them. All other parameters are attributes of plain modules with PyTorch's names.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class Layer:
 
     Attributes:
         name: Name of the module in PyTorch.
-        layer_type: The hfseq layer that takes its place. `"table"` is an embedding matrix that
-            PyTorch's code looks up in its own way. PyTorch's code also uses the parameters of a
-            `"plain"` module.
+        layer_type: The hfseq layer that replaces it. PyTorch's code performs the lookup in a
+            `"table"`, which is an embedding matrix, and uses the parameters of a `"plain"` module.
         leaves: Maps the names of its parameters in PyTorch to the last components of their paths.
     """
 
@@ -188,7 +187,7 @@ class Structure:
         )
 
     def first_position(self) -> int:
-        """Returns the position of the first token, which is not 0 in RoBERTa and its relatives."""
+        """Returns the position of the first token, which is not 0 in RoBERTa and similar models."""
         source = vars(sys.modules[type(self.module).__module__])
         helper = "create_position_ids_from_input_ids"
         methods = [vars(type(part)) for part in self.module.modules()]

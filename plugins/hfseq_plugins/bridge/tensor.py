@@ -3,8 +3,8 @@
 `JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values
 are in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array,
 such as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that
-refers to its base, and a write to any of them changes what all others read. jax arrays themselves
-are never changed.
+refers to its base, and after a write to one of them, all others read the new values. jax arrays
+themselves are never changed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Node:
         return array
 
     def write(self, array: Array) -> None:
-        """Replaces the values, and with them those of all aliases."""
+        """Replaces the values of the tensor and of all its aliases."""
         if self.parent is not None:
             assert self.put is not None
             self.parent.write(self.put(self.parent.read(), array))
@@ -309,7 +309,7 @@ def from_constant(tensor: torch.Tensor) -> JaxTensor:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Replaces all tensors in a tree of PyTorch by jax arrays."""
+    """Replaces all tensors in a tree of PyTorch with jax arrays."""
     return torch.utils._pytree.tree_map(
         lambda x: (
             (x if isinstance(x, JaxTensor) else from_constant(x)).array
@@ -321,7 +321,7 @@ def as_arrays(tree: Any) -> Any:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Replaces all jax arrays in a tree of PyTorch by tensors."""
+    """Replaces all jax arrays in a tree of PyTorch with tensors."""
     return torch.utils._pytree.tree_map(
         lambda x: from_array(x) if isinstance(x, jax.Array) else x, tree
     )

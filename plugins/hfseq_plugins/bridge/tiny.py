@@ -1,7 +1,7 @@
 """Tiny models and inputs for the model types of Transformers.
 
-Most configurations follow from rules about the names of their attributes. `tiny_sizes` has the
-sizes and inputs of the other types. Facts about valid sizes are from Transformers' own tests.
+Most configurations follow from rules for the names of their attributes. `tiny_sizes` contains the
+sizes and inputs of the other types. Valid sizes were taken from Transformers' own tests.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def model_class(config: PreTrainedConfig) -> type[transformers.PreTrainedModel]:
 def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
     """Returns a small PyTorch model with random weights, in evaluation mode.
 
-    All parameters differ from constants such as 0 and 1, so that each of them matters.
+    All parameters differ from constants such as 0 and 1, so that each of them affects the outputs.
 
     Raises:
         UsageError: The model has too many parameters.

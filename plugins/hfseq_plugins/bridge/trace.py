@@ -57,18 +57,18 @@ def call(
     Args:
         module: A module from `modules.build`.
         tensors: Parameters and buffers by name, as in `module.named_parameters()` and
-            `module.named_buffers()`, in PyTorch's layout. One of the names of tied parameters is
-            enough. Computed buffers that are absent keep their values as constants.
+            `module.named_buffers()`, in PyTorch's layout. For tied parameters, one of the names is
+            sufficient. Computed buffers that are missing keep their values as constants.
         inputs: Arguments of `module.forward` by name. jax arrays are inputs of the program. NumPy
             arrays and PyTorch tensors are constants of the program, on which Python code may
             depend, such as the sizes of images. All other values are passed unchanged.
         train: Whether the module is in training mode.
-        rng: The key of dropout and other random operators, or hfseq's keys. `None` refuses random
-            operators whose numbers are read.
+        rng: The key of dropout and other random operators, or hfseq's keys. With `None`, reading a
+            random number raises an error.
         gradient_checkpointing: Whether to rematerialize each layer that Transformers can
             checkpoint.
         segment_ids: Number of the packed document of each token, `(batch, length)`. Self-attention
-            whose masks Transformers' mask functions build does not cross documents.
+            does not cross documents if Transformers' mask functions build its masks.
         layers: Functions that compute the outputs of submodules, by the path of the submodule. They
             replace the submodule's forward pass, for example by one with adapters.
         function: The function `function(module, **inputs)` to run. Default: the forward pass.
@@ -82,7 +82,7 @@ def call(
 
     Raises:
         UnsupportedModel: The PyTorch code cannot be traced.
-        WeightsError: A parameter is absent, or has another shape.
+        WeightsError: A parameter is missing, or its shape is wrong.
     """
     clone = _clone(module, tensors)
     for part in clone.modules():

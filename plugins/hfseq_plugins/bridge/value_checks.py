@@ -26,7 +26,7 @@ _LOGS = {"warn", "warning", "warning_once", "info", "debug", "error"}
 
 
 class AssumedNumber:
-    """A number in a condition whose comparisons all have the answer that avoids errors."""
+    """A number in a condition. All its comparisons return the answer that avoids errors."""
 
     def __init__(self, answer: bool):
         self.answer = answer
@@ -45,10 +45,10 @@ def passing_answer(tensor: Any) -> bool | None:
     """Returns the answer to a condition on an unknown value that avoids errors and warnings.
 
     Args:
-        tensor: The tensor whose truth is asked for.
+        tensor: The tensor that is converted to a bool.
 
     Returns:
-        The answer, or `None` if the value is known, or decides about more than an error.
+        The answer, or `None` if the value is known, or if it affects more than an error.
     """
     if tensor.node.is_constant or not isinstance(tensor.array, jax.core.Tracer):
         return None
@@ -96,7 +96,7 @@ def _only_reports(statement: ast.stmt) -> bool:
 def _drops_mask(node: ast.If) -> bool:
     """Whether a statement drops a mask that hides nothing: `if not mask.any(): mask = None`.
 
-    The mask then changes nothing, so it may as well be kept.
+    Such a mask has no effect, so it can be kept.
     """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Assign):
         return False

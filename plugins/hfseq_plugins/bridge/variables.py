@@ -16,4 +16,4 @@ nnx.register_variable_name("buffers", BridgeBuffer)
 
 
 class Holder(nnx.Module):
-    """A module of PyTorch that has no counterpart in hfseq, with its parameters and submodules."""
+    """Holds the parameters and submodules of a PyTorch module that has no hfseq counterpart."""

@@ -76,7 +76,7 @@ def _put_at(dim: int, index: Any) -> Put:
 
 
 def _by_index(apply: Callable[[jax.Array], jax.Array]) -> Put:
-    """Writes each element of the view to its place, which the view of a table of places tells."""
+    """Writes each element of the view to its place, which the same view of an index table gives."""
 
     def put(parent: jax.Array, view: jax.Array) -> jax.Array:
         with jax.ensure_compile_time_eval():

@@ -1,4 +1,4 @@
-"""CamemBERT (Martin et al., 2020): RoBERTa that was trained on French texts."""
+"""CamemBERT (Martin et al., 2020): RoBERTa trained on French texts."""
 
 from __future__ import annotations
 

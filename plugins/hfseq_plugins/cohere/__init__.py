@@ -1,6 +1,6 @@
 """Cohere (Cohere, 2024, https://huggingface.co/CohereLabs/c4ai-command-r-v01).
 
-Attention and feed-forward block in parallel, without biases.
+The attention and feed-forward blocks run in parallel and have no biases.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cohere 2 (Cohere, 2025, https://arxiv.org/abs/2504.00698).
 
-Cohere with sliding windows, and without positions in the other layers.
+Cohere with sliding-window layers. The other layers use no positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data2Vec for text (Baevski et al., 2022): RoBERTa that was trained to predict hidden states."""
+"""Data2Vec for text (Baevski et al., 2022): RoBERTa trained to predict hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hfseq_plugins.roberta import modeling as roberta
 
 
 class Data2VecTextMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in Data2Vec checkpoints."""
+    """Mixin that gives the encoder its name in Data2Vec checkpoints."""
 
     prefix = "data2vec_text"
 

@@ -47,7 +47,7 @@ RelativePositions = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def max_relative_positions(config: DebertaV2Config) -> int:
-    """Returns the largest distance between tokens that is distinguished."""
+    """Returns the distance from which all relative positions are treated as equal."""
     limit = config.max_relative_positions
     return limit if limit > 0 else config.max_position_embeddings
 
@@ -101,7 +101,7 @@ def align_columns(scores: jax.Array) -> jax.Array:
 class Embeddings(nnx.Module):
     """Sum of word and, depending on the configuration, position and token type embeddings.
 
-    They are followed by a projection to the hidden size if their size differs, a norm and dropout.
+    If their size differs from the hidden size, they are projected. A norm and dropout follow.
     """
 
     def __init__(self, config: DebertaV2Config, rngs: nnx.Rngs):
@@ -216,7 +216,7 @@ class SelfAttention(nnx.Module):
         relative_positions: RelativePositions,
         rngs: Keys | None,
     ) -> jax.Array | None:
-        """Returns the scaled scores with positions, `(batch, heads, queries, keys)`, or `None`."""
+        """Returns the scaled position scores, `(batch, heads, queries, keys)`, or `None`."""
         embeddings, by_key, by_query = relative_positions
         # All rows of the batch share the embeddings, so they also share the dropout.
         embeddings = self.pos_dropout(embeddings, None if rngs is None else rngs.shared)
@@ -239,8 +239,8 @@ class SelfAttention(nnx.Module):
     ) -> jax.Array:
         """Returns scaled scores, `(batch, heads, length, 2 * length)`, in the dtype of `contents`.
 
-        The largest arrays of the model are these scores. In half precision, they need half of the
-        memory, and their gradients are products in half precision too.
+        These scores are the largest arrays of the model. In half precision, they need half the
+        memory, and their gradients are also computed in half precision.
         """
         positions = (positions.astype(jnp.float32) * self.scale).astype(contents.dtype)
         return jnp.einsum("blhd,phd->bhlp", contents, positions)
@@ -444,7 +444,7 @@ class ContextPooler(nnx.Module):
 
 
 class DebertaV2Mixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in DeBERTa checkpoints."""
+    """Mixin that gives the encoder its name in DeBERTa checkpoints."""
 
     prefix = "deberta"
     module = DebertaV2Module

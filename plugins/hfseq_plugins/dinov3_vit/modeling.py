@@ -76,8 +76,8 @@ class Embeddings(nnx.Module):
 class RotaryPositions:
     """Rotary embeddings of the patches: half of the features rotate by row, half by column.
 
-    Coordinates are between -1 and 1, whatever the size of the image. In training, the coordinates
-    of all images of a batch are moved and scaled at random.
+    Coordinates are between -1 and 1, independent of the size of the image. In training, the
+    coordinates of all images of a batch are shifted and scaled at random.
     """
 
     def __init__(self, config: DINOv3ViTConfig):
@@ -117,7 +117,7 @@ class RotaryPositions:
         return jnp.cos(angles), jnp.sin(angles)
 
     def augment(self, coordinates: jax.Array, rngs: Keys) -> jax.Array:
-        """Moves and scales coordinates, `(patches, 2)`."""
+        """Shifts and scales coordinates, `(patches, 2)`."""
 
         def uniform(shape: tuple[int, ...], bound: float) -> jax.Array:
             return (2 * (rngs.bits(shape).astype(jnp.float32) + 0.5) / 65536 - 1) * bound

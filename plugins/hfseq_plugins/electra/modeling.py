@@ -53,7 +53,7 @@ class DiscriminatorPredictions(nnx.Module):
 
 
 class ElectraMixin(bert.ModelWithHead):
-    """Mixin that names the encoder and the language modeling head as in ELECTRA checkpoints."""
+    """Mixin that gives the encoder and the head their names in ELECTRA checkpoints."""
 
     prefix = "electra"
     module = ElectraModule

@@ -1,6 +1,6 @@
-"""ERNIE (Sun et al., 2019): BERT that was trained with other masks.
+"""ERNIE (Sun et al., 2019): BERT pretrained by masking whole phrases and entities.
 
-Since version 2 it has embeddings of tasks.
+Since version 2, it has task embeddings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES = [(r"task_type_embeddings/embedding$", "table"), *BERT_RULES]
 class Embeddings(encoder.Embeddings):
     """Sum of word, position, token type and task type embeddings, followed by a norm and dropout.
 
-    There are task type embeddings only if `config.use_task_id` is set.
+    Task type embeddings exist only if `config.use_task_id` is set.
     """
 
     def __init__(self, config: ErnieConfig, rngs: nnx.Rngs):
@@ -89,7 +89,7 @@ class ErnieModule(encoder.BertModule):
 
 
 class ErnieMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in ERNIE checkpoints."""
+    """Mixin that gives the encoder its name in ERNIE checkpoints."""
 
     prefix = "ernie"
     module = ErnieModule

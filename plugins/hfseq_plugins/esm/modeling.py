@@ -309,7 +309,7 @@ class EsmModule(nnx.Module):
 
 
 class EsmMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in ESM checkpoints."""
+    """Mixin that gives the encoder its name in ESM checkpoints."""
 
     prefix = "esm"
     module = EsmModule

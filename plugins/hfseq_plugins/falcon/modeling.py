@@ -1,8 +1,8 @@
 """Falcon (Almazrouei et al., 2023) on Flax NNX. Module attributes are named as in checkpoints.
 
-The configuration selects one of three kinds of layers: those of Falcon-RW (sequential blocks, with
-ALiBi), Falcon 7B (parallel blocks, one key and value head) and the new decoder architecture of
-Falcon 11B, 40B and 180B (parallel blocks, groups of query heads).
+The configuration selects the layers of Falcon-RW (sequential blocks, with ALiBi), of Falcon 7B
+(parallel blocks, one key and value head) or of the new decoder architecture in Falcon 11B, 40B and
+180B (parallel blocks, groups of query heads).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Block(nnx.Module):
         if self.parallel:
             output = self.mlp(self.ln_mlp(x) if self.two_norms else normed) + attn_output
         else:
-            # As in PyTorch, this rate is the one of attention weights.
+            # As in PyTorch, this is the dropout rate of attention weights.
             x = x + self.attention_dropout(attn_output, rngs)
             output = self.mlp(self.post_attention_layernorm(x))
         return x + self.dropout(output, rngs), weights

@@ -1,7 +1,7 @@
 """Falcon-Mamba (Zuo et al., 2024) on Flax NNX: Mamba (Gu and Dao, 2023) with additional norms.
 
-Each channel has its own state vector, and each element of it its own decay. Time steps and the
-inputs and outputs of the state are normalized without weights.
+Each channel has its own state vector, and each element of this vector has its own decay. Time steps
+and the inputs and outputs of the state are normalized without weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_SIZE = 32
 
 
 def time_step_weights(config: FalconMambaConfig) -> Initializer:
-    """Returns the initializer of the projection of time steps.
+    """Returns the initializer of the time step projection.
 
     Raises:
         UsageError: `time_step_init_scheme` is unknown.

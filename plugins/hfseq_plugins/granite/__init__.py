@@ -1,6 +1,6 @@
 """Granite (Granite Team, 2024, https://github.com/ibm-granite/granite-3.0-language-models).
 
-Llama with factors of embeddings, attention scores, residuals and logits.
+Llama with factors for embeddings, attention scores, residuals and logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Configurations of GTE models that were published before Transformers had the model."""
+"""Configurations of GTE models that were published before Transformers supported GTE."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class NewConfig(PreTrainedConfig):
 def to_gte(config: PreTrainedConfig) -> GteConfig:
     """Returns the configuration of the same model for Transformers' class.
 
-    In the published code, the scaling of positions `ntk` with a factor `s` multiplies the base by
-    `s` and divides all frequencies by `s ** (2 / head_dim)`. The latter is the type `linear`.
+    In the published code, the position scaling `ntk` with a factor `s` multiplies the base by `s`
+    and divides all frequencies by `s ** (2 / head_dim)`. The latter is the scaling type `linear`.
 
     Args:
         config: A `GteConfig`, which is returned unchanged if it has no such scaling, or a

@@ -65,7 +65,7 @@ class Gte(rotary.RotaryBert):
 
 
 class GteMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in GTE checkpoints."""
+    """Mixin that gives the encoder its name in GTE checkpoints."""
 
     prefix = "gte"
     module = Gte

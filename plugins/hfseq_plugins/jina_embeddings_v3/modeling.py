@@ -54,7 +54,7 @@ class JinaEmbeddingsV3(rotary.RotaryBert):
 
 
 class JinaMixin(bert.ModelWithHead):
-    """Mixin that sets the encoder. Its name in checkpoints is that of RoBERTa."""
+    """Mixin that sets the encoder, which has the same name in checkpoints as RoBERTa."""
 
     prefix = "roberta"
     module = JinaEmbeddingsV3

@@ -1,8 +1,8 @@
 """Mamba-2 (Dao and Gu, 2024) on Flax NNX. Module attributes are named as in checkpoints.
 
 A layer has no attention. Its cache has a fixed size: the last inputs of a convolution, and one
-matrix per head, the *state*. Each token scales the state and adds a product of rank one. Masked
-tokens change neither, wherever they are.
+matrix per head, the *state*. Each token scales the state and adds an outer product to it. Masked
+tokens change neither the convolution inputs nor the state, at any position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RULES = [
 
 
 def time_step_bias(config: PreTrainedConfig) -> Initializer:
-    """Returns the initializer of the bias of time steps.
+    """Returns the initializer of the time step bias.
 
     Time steps are log-uniform between `time_step_min` and `time_step_max`. The bias is the inverse
     softplus of a time step.
@@ -410,8 +410,8 @@ class FlaxMambaPreTrainedModel(FlaxPreTrainedModel):
     ) -> Any:
         """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        `input_ids` and `attention_mask` are `(batch, length)`, also with a cache: the mask contains
-        the new tokens only. `reset_rows`, `(batch,)`, is true for rows that start with an empty
+        `input_ids` and `attention_mask` are `(batch, length)`. With a cache, the mask also covers
+        only the new tokens. `reset_rows`, `(batch,)`, is true for rows that start with an empty
         state.
         """
         model_inputs = {

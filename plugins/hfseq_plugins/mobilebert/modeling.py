@@ -36,7 +36,7 @@ DEFAULT_EPSILON = 1e-5
 
 
 class NoNorm(nnx.Module):
-    """Scale and bias of each feature, in place of a norm."""
+    """Scale and bias of each feature, which replace a norm."""
 
     def __init__(self, features: int, epsilon: float):
         self.scale = nnx.Param(jnp.ones(features))
@@ -50,7 +50,7 @@ NORMS = {"layer_norm": nn.LayerNorm, "no_norm": NoNorm}
 
 
 def norm(config: MobileBertConfig, features: int, epsilon: float | None = None) -> nnx.Module:
-    """Returns the kind of norm that the configuration names."""
+    """Returns the norm that the configuration selects."""
     if config.normalization_type not in NORMS:
         raise UsageError(
             f"unknown normalization_type='{config.normalization_type}' in the configuration "
@@ -126,7 +126,7 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention, in which values may have other inputs than queries and keys."""
+    """Multi-head self-attention. The inputs of values may differ from those of queries and keys."""
 
     def __init__(self, config: MobileBertConfig, rngs: nnx.Rngs):
         width = inner_size(config)
@@ -361,7 +361,7 @@ class MobileBertModule(nnx.Module):
 
 
 class MobileBertMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in MobileBERT checkpoints."""
+    """Mixin that gives the encoder its name in MobileBERT checkpoints."""
 
     prefix = "mobilebert"
     module = MobileBertModule

@@ -58,7 +58,7 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention with a bias of positions, and its output projection."""
+    """Multi-head self-attention with a relative position bias, and its output projection."""
 
     def __init__(self, config: MPNetConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -202,7 +202,7 @@ class MPNetModule(nnx.Module):
 
 
 class MPNetMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in MPNet checkpoints."""
+    """Mixin that gives the encoder its name in MPNet checkpoints."""
 
     prefix = "mpnet"
     module = MPNetModule

@@ -85,14 +85,14 @@ class NomicBert(rotary.RotaryBert):
 
 
 class NomicBertMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in NomicBERT checkpoints."""
+    """Mixin that gives the encoder its name in NomicBERT checkpoints."""
 
     prefix = "nomic_bert"
     module = NomicBert
 
 
 class Predictions(bert.VocabularyHead):
-    """Language modeling head of BERT, with another name of the norm."""
+    """BERT's language modeling head, with a different name for the norm."""
 
     def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the layers before the projection to the vocabulary."""
@@ -127,14 +127,14 @@ class TokenClassification(NomicBertMixin, bert.TokenClassification):
 
 
 def translate_options(config: NomicBertConfig) -> NomicBertConfig:
-    """Returns the configuration with Transformers' names of options.
+    """Returns the configuration with the option names of Transformers.
 
     Args:
-        config: A configuration with the names of Transformers, which is returned unchanged, or
-            with the names that the published models had before.
+        config: A configuration with the option names of Transformers, which is returned unchanged,
+            or with the option names of the published models.
 
     Raises:
-        UsageError: The model has an architecture that Transformers does not have.
+        UsageError: Transformers does not support the architecture of the model.
     """
     if getattr(config, "n_embd", None) is None:
         return config

@@ -1,6 +1,6 @@
 """Phi (Gunasekar et al., 2023, https://arxiv.org/abs/2306.11644).
 
-Attention and feed-forward block in parallel, with partial rotary embeddings.
+The attention and feed-forward blocks run in parallel. Rotary embeddings are partial.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class RobertaModule(BertModule):
 
 
 class RobertaMixin(bert.ModelWithHead):
-    """Mixin that names the encoder and the language modeling head as in RoBERTa checkpoints."""
+    """Mixin that gives the encoder and the head their names in RoBERTa checkpoints."""
 
     prefix = "roberta"
     module: ClassVar[Callable[..., nnx.Module]] = RobertaModule  # subclasses have other encoders

@@ -65,7 +65,7 @@ class RobertaPreLayerNormModule(roberta.RobertaModule):
 
 
 class PreLayerNormMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in RoBERTa-PreLayerNorm checkpoints."""
+    """Mixin that gives the encoder its name in RoBERTa-PreLayerNorm checkpoints."""
 
     prefix = "roberta_prelayernorm"
     module = RobertaPreLayerNormModule

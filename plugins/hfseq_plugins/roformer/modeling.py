@@ -186,7 +186,7 @@ class RoFormerModule(nnx.Module):
 
 
 class RoFormerMixin(bert.ModelWithHead):
-    """Mixin that names the encoder as in RoFormer checkpoints."""
+    """Mixin that gives the encoder its name in RoFormer checkpoints."""
 
     prefix = "roformer"
     module = RoFormerModule

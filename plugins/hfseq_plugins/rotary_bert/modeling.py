@@ -1,9 +1,9 @@
 """BERT with rotary positions on Flax NNX: the encoder of NomicBERT, GTE and Jina embeddings v3.
 
 Layers are post-norm, as in BERT, and one projection computes queries, keys and values. The families
-differ in their feed-forward block, in their biases, and in the names of modules. Files have other
-names than the modules of PyTorch's classes, which Transformers renames, divides and joins when it
-loads and saves. Module attributes are named as in files.
+differ in their feed-forward block, in their biases, and in the names of modules. The names in
+checkpoint files differ from those of PyTorch's modules: Transformers renames, splits and joins
+tensors when it loads and saves them. Module attributes are named as in files.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Embeddings(nnx.Module):
 
 
 class RotaryBert(nnx.Module):
-    """Encoder without a head. Subclasses name its layers and the norm of the embeddings.
+    """Encoder without a head. Subclasses define the names of its layers and norms.
 
     Attributes:
         layer_class: Class of the layers.

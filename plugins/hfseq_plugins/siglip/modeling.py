@@ -51,7 +51,7 @@ def linear(features_in: int, features_out: int, rngs: nnx.Rngs, bias_std: float 
 
 
 def lecun_normal(fan_in: int) -> Initializer:
-    """Returns PyTorch's LeCun initializer, a truncated normal one with limits of -2 and 2."""
+    """Returns PyTorch's LeCun initializer, a normal initializer truncated at -2 and 2."""
     return truncated_normal(fan_in**-0.5 / 0.87962566103423978)
 
 
@@ -351,7 +351,7 @@ class Siglip(Contrast):
 
 
 def classifier(config: SiglipConfig, rngs: nnx.Rngs) -> nn.Linear:
-    """Returns the classifier of images."""
+    """Returns the image classifier."""
     width = config.vision_config.hidden_size  # type: ignore[union-attr]  # set in all configurations
     init = nn.normal(config.initializer_factor * width**-0.5)
     return nn.Linear(width, num_labels(config), init, rngs)

@@ -1,7 +1,7 @@
 """SigLIP 2 (Tschannen et al., 2025) on Flax NNX: SigLIP for images of any size and aspect ratio.
 
-The image processor cuts each image into patches. A row of `pixel_values` contains the patches of an
-image, one after the other, and padding. Module attributes are named as in checkpoints.
+The image processor splits each image into patches. A row of `pixel_values` contains the patches of
+an image, one after the other, and padding. Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resize_weights(grid: int, spatial_shapes: jax.Array, patches: int) -> jax.Ar
 
 
 class VisionEmbeddings(nnx.Module):
-    """Projection of the patches, plus position embeddings of the shape of each image."""
+    """Projection of the patches, plus position embeddings resized to the shape of each image."""
 
     def __init__(self, config: Siglip2VisionConfig, rngs: nnx.Rngs):
         width, (patch_height, patch_width) = (

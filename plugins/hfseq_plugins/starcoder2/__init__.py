@@ -1,6 +1,6 @@
 """StarCoder2 (Lozhkov et al., 2024, https://arxiv.org/abs/2402.19173).
 
-A decoder of code with layer norms, biases and a sliding window.
+A decoder for code with layer norms, biases and a sliding window.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class ConditionalGeneration(t5.ConditionalGeneration):
 
 
 def linear(features_in: int, features_out: int, std: float, rngs: nnx.Rngs) -> nn.Linear:
-    """Returns a linear layer with a bias and this standard deviation of the initial weights."""
+    """Returns a linear layer with a bias, and initial weights with this standard deviation."""
     return nn.Linear(features_in, features_out, nn.normal(std), rngs)
 
 

@@ -837,7 +837,7 @@ def _compute_mask_indices(
 
     Args:
         shape: `(batch, frames)`.
-        mask_prob: The share of frames to mask per row. The actual share is lower if spans overlap.
+        mask_prob: The fraction of frames to mask per row. Overlapping spans mask fewer frames.
         mask_length: The length of a span in frames.
         attention_mask: `(batch, frames)`, 0 for padding. Spans do not contain padding.
         min_masks: The minimum number of spans per row.

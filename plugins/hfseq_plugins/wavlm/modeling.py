@@ -23,7 +23,7 @@ RULES = [
 
 
 class Attention(wav2vec2.Attention):
-    """Self-attention with a relative position bias, which the hidden states scale.
+    """Self-attention with a relative position bias that is scaled by gates.
 
     The first layer owns the embeddings of the position buckets.
     """
@@ -62,7 +62,7 @@ class Attention(wav2vec2.Attention):
 
 
 class Encoder(wav2vec2.Encoder):
-    """Convolutional position embeddings and a stack of layers with a common position bias."""
+    """Convolutional position embeddings and a stack of layers that share a position bias."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -110,7 +110,7 @@ class SequenceClassification(hubert.SequenceClassification):
 
 
 class FrameClassification(AudioHead):
-    """Classification of each frame, for example to find out who speaks when."""
+    """Classification of each frame, for example for speaker diarization."""
 
     model_class, model_name = WavLM, "wavlm"
 

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa that was trained on 100 languages."""
+"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa trained on 100 languages."""
 
 from __future__ import annotations
 

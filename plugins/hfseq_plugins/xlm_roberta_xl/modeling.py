@@ -66,7 +66,7 @@ class XLMRobertaXLModule(roberta.RobertaModule):
 
 
 class XLMRobertaXLMixin(bert.ModelWithHead):
-    """Mixin that sets the encoder. Its name in checkpoints is that of RoBERTa."""
+    """Mixin that sets the encoder, which has the same name in checkpoints as RoBERTa."""
 
     prefix = "roberta"
     module = XLMRobertaXLModule

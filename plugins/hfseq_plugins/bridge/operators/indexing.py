@@ -1,4 +1,4 @@
-"""Operators that read and write places of arrays."""
+"""Operators that read and write elements of arrays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _index_put(
 def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array:
     """Computes `x[mask] = values`, where the number of rows of `values` may depend on the mask.
 
-    The n-th row where the mask is true gets the n-th row of the values.
+    The n-th row where the mask is true is set to the n-th row of the values.
     """
     rest = x.shape[mask.ndim :]
     wide = mask.reshape(mask.shape + (1,) * len(rest))

@@ -151,7 +151,7 @@ def _mkldnn_layer(
     train: bool,
 ) -> tuple[Array, Array, Array, Array]:
     """PyTorch's CPU library computes one direction of one layer of an LSTM at a time."""
-    # The library gets sequences by time, whatever batch_first says.
+    # The library receives sequences with time first, independent of batch_first.
     weights = [w_ih, w_hh, *([b_ih, b_hh] if has_biases else [])]
     outputs, (last_hidden, last_cell) = _layer(
         _lstm_cell,

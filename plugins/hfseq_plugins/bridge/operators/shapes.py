@@ -74,7 +74,7 @@ def _common(arrays: Sequence[Array]) -> list[Array]:
 
 @operator("cat", "concat", "concatenate")
 def _cat(arrays: Sequence[Array], dim: int = 0) -> Array:
-    # PyTorch skips empty vectors, whatever the shapes of the others.
+    # PyTorch skips empty vectors, independent of the shapes of the others.
     kept = [x for x in arrays if x.shape != (0,)] or list(arrays)
     return jnp.concatenate(_common(kept), dim)
 

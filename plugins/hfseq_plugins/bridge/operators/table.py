@@ -12,8 +12,8 @@ class Operator:
     """A translation of an operator.
 
     Attributes:
-        function: Computes the operator. It gets jax arrays in place of tensors, jax's data types in
-            place of PyTorch's, and no arguments about devices and layouts.
+        function: Computes the operator. It receives jax arrays instead of tensors, jax's data types
+            instead of PyTorch's, and no arguments for devices and layouts.
         promoted: Positions of two arguments that PyTorch converts to a common data type, or an
             empty tuple.
     """
