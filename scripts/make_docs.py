@@ -359,9 +359,10 @@ def flags() -> str:
     shared = "\n".join(_tables(part, titles) for part, titles in parts)
     common = {field.name for field in dataclasses.fields(TextArguments)}
     scripts = "\n".join(
-        f"## {script}\n\nIn addition to the flags of [all training scripts](#all-training-scripts)"
-        + "".join(f" (here `--{name}` defaults to `{value}`)" for name, value in defaults.items())
-        + ":\n\n"
+        f"## {script}\n\nIn addition to the flags of [all training scripts]"
+        "(#all-training-scripts), this script accepts the following flags."
+        + "".join(f" `--{name}` defaults to `{value}`." for name, value in defaults.items())
+        + "\n\n"
         + _tables(OBJECTIVES[objective], {}, leave_out=common)
         for script, objective in SCRIPTS.items()
         for defaults in [OBJECTIVES[objective].defaults]

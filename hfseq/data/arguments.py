@@ -1167,7 +1167,7 @@ class RewardArguments(PreferenceArguments):
 
     max_length: PositiveInt | None = option(
         None,
-        "Maximum length of an example in tokens. Longer examples are left out. Default: 1024, or "
+        "Maximum length of an example in tokens. Longer examples are skipped. Default: 1024, or "
         "the model's maximum if that is smaller.",
     )
     pad_token: str | None = option(
@@ -1917,7 +1917,7 @@ class SummarizationArguments(TranslationArguments):
     truncate_long_pairs: bool = option(
         True,
         "Truncate texts and summaries that exceed the maximum length. If false, such training "
-        "pairs are left out.",
+        "pairs are skipped.",
     )
     label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(

@@ -421,7 +421,7 @@ def check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
 def encode_examples(
     encode: ChatEncoder, records: Records, split: str, max_length: int
 ) -> tuple[list[TokenizedExample], int]:
-    """Tokenizes the examples of a split and leaves out invalid examples.
+    """Tokenizes the examples of a split and skips invalid examples.
 
     An example is also invalid if no token of its loss mask is left after truncation. The first
     token does not count, because the model cannot predict it without a preceding token.

@@ -249,7 +249,7 @@ class PairStore:
 def select_pairs(
     source: PairSide, target: PairSide, drop_long: bool, description: str = "pairs"
 ) -> PairStore:
-    """Combines two sides to pairs, and leaves out long pairs if `drop_long` is set.
+    """Combines two sides into pairs, and skips long pairs if `drop_long` is set.
 
     Raises:
         DataError: The sides have different numbers of sentences, or no pair is left.
@@ -380,7 +380,7 @@ class PackedPairs(_PairRowsBase):
     """Rows of several pairs, with the source and the target of a pair in the same row.
 
     Pairs are shuffled, because files are often sorted, and divided into groups. Each group is
-    packed separately, such that sources and targets do not exceed their maximum lengths. The result
+    packed separately, so that sources and targets do not exceed their maximum lengths. The result
     depends only on the lengths of the pairs.
 
     The segment ids of a pair, in source and target, are its number within the row, from 1. In

@@ -146,7 +146,7 @@ def tokenize_raw(
 
 
 class DocumentEncoder:
-    """Tokenizes lists of documents. Can be pickled for worker processes.
+    """Tokenizes lists of documents. Instances can be pickled for worker processes.
 
     Args:
         tokenizer: The tokenizer.

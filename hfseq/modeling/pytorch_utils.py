@@ -46,8 +46,8 @@ def convert_pytorch_state_dict_to_flax(
         flax_model: The Flax model.
 
     Raises:
-        WeightsError: A tensor has another shape than the parameter. `WeightsError` is a subclass of
-            `ValueError`.
+        WeightsError: The shapes of a tensor and its parameter differ. `WeightsError` is a subclass
+            of `ValueError`.
     """
     arrays = {
         name: np.asarray(value) if isinstance(value, np.ndarray) else torch_to_numpy(value)

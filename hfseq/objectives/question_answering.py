@@ -61,7 +61,7 @@ class QuestionAnswering(Objective):
     arguments: QuestionAnsweringArguments
 
     def setup(self) -> None:
-        """Loads the examples and leaves out invalid ones."""
+        """Loads the examples and skips invalid ones."""
         data = self.arguments
         self.windows: dict[str, ContextWindows] = {}
         self.splits: dict[str, Records] = {}

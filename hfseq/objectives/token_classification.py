@@ -55,7 +55,7 @@ class TokenClassification(Objective):
     arguments: TokenClassificationArguments
 
     def setup(self) -> None:
-        """Loads the examples, leaves out invalid ones, and configures the tokenizer for words."""
+        """Loads the examples, skips invalid ones, and configures the tokenizer for words."""
         self.names = config_labels(self.config)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self._loaded = splits = load_records(self.arguments)

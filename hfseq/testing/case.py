@@ -203,8 +203,8 @@ class Case:
     def inputs(self) -> dict[str, np.ndarray]:
         """The model inputs by name: a batch of eight examples.
 
-        The second example is padded on the right. If the decoder inputs have another length than
-        the encoder inputs, the third example of the decoder inputs is padded instead.
+        The second example is padded on the right. If the lengths of encoder and decoder inputs
+        differ, the third example of the decoder inputs is padded instead.
         """
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()

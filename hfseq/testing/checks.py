@@ -107,8 +107,8 @@ def scan_layers(case: Case) -> None:
 
     Outputs are bit-identical, including dropout, and gradients are equal up to rounding. The
     compiler stores some intermediate values for the backward pass and recomputes others, and it may
-    store other values in a scan than in a loop. The check uses gradient checkpointing, because the
-    compiler then has the least choice.
+    store different values in a scan and in a loop. The check uses gradient checkpointing, because
+    the compiler then has the least choice.
     """
     try:
         if not case.variant(scan_layers=True).stacked_prefixes:

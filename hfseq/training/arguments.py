@@ -676,7 +676,7 @@ class TrainingArguments(CheckedArguments):
     freeze: list[str] = option(
         [], "Regular expressions for the paths of parameters that are not trained."
     )
-    num_train_epochs: float = option(3.0, "Number of training epochs. Can be fractional.")
+    num_train_epochs: float = option(3.0, "Number of training epochs, which may be fractional.")
     max_steps: int = option(
         -1, "Number of optimizer steps. If positive, overrides num_train_epochs."
     )

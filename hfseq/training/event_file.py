@@ -85,7 +85,7 @@ class AppendOnlyFile:
             raise
 
     def close(self) -> None:
-        """Closes the file. Can be called several times."""
+        """Closes the file. This method can be called several times."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

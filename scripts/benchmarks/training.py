@@ -432,7 +432,7 @@ class PreparedStep:
     batches: list[dict[str, Any]]
 
     def make_state(self, params: Any, extra: Any) -> Any:
-        """Returns the training state of step 0 with ``params``. Can be traced."""
+        """Returns the training state of step 0 with ``params``. This method can be traced."""
         from hfseq.training import state
 
         names = tuple(sorted({"loss", "count", *self.objective.sums}))

@@ -152,7 +152,7 @@ class Options(CheckedArguments):
             objective: The training objective, which determines the names of the length flags.
 
         Raises:
-            UsageError: ``--target_length`` is set for another objective than translation.
+            UsageError: ``--target_length`` is set, but the objective is not translation.
         """
         values: dict[str, Any] = {
             name: getattr(self, name)

@@ -12,7 +12,7 @@ from hfseq.errors import UsageError, did_you_mean
 
 #: The versions of PyTorch that the bridge is tested with: at least the first, below the second.
 TORCH_VERSIONS = ((2, 13), (2, 14))
-#: Tasks that have another name in hfseq than in Transformers 5.
+#: Tasks whose names differ between Transformers 5 (keys) and hfseq (values).
 RENAMED_TASKS = {"ForImageTextToText": "ForVision2Seq"}
 #: The module in which the Flax classes of the bridge are looked up.
 CLASSES = "hfseq_plugins.bridge.classes"

@@ -105,7 +105,7 @@ def attention(
         position_bias: Added to the scores.
         indices: Numbers of the only visible keys of each query, `(batch, queries, count)`.
         output_attentions: Whether to return the weights.
-        **kwargs: Arguments that the layer's own attention function knows.
+        **kwargs: Arguments of the layer's own attention function.
 
     Returns:
         The outputs, `(batch, queries, heads, value_dim)`, and the weights or `None`.

@@ -24,7 +24,7 @@ from hfseq_plugins.roberta import modeling as roberta
 
 #: PyTorch's class does not read `pad_token_id` of the configuration.
 PAD_TOKEN_ID = 1
-#: PyTorch's class uses this number of buckets, whatever the size of the table.
+#: PyTorch's class uses this number of buckets, independent of the size of the table.
 BUCKETS, MAX_DISTANCE = 32, 128
 
 RULES = [

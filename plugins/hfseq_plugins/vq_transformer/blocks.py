@@ -283,7 +283,8 @@ class TokenBlocks:
 
         Tokens that leave the window move to the cache. The result also contains tokens that do not
         move to the cache. They have the code S. These are tokens that stay in the window because
-        the row is shorter, and tokens of another document than the first token of the next block.
+        the row is shorter, and tokens that do not belong to the document of the next block's first
+        token.
 
         Returns:
             Values, `(R, B, Hk, L, V)`, and codes, `(R, B, Hk, L)`.

@@ -428,7 +428,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
 
         Raises:
             UsageError: The state belongs to another model or batch size, a state is combined with
-                `segment_ids`, or a mask has another shape than `input_ids`.
+                `segment_ids`, or the shape of a mask differs from that of `input_ids`.
         """
         inputs = {
             "input_ids": input_ids,
