@@ -169,8 +169,8 @@ def test_a_template_that_changes_the_prompt_is_reported(encode, tokenizer, caplo
 @pytest.mark.parametrize(
     ("examples", "message"),
     [
-        ([{"prompt": "a", "chosen": "b"}], "expected 'chosen' and 'rejected'"),
-        ([{"prompt": "a", "completion": "b", "label": True}], "with the objective kto"),
+        ([{"prompt": "a", "chosen": "b"}], "'chosen' and 'rejected'"),
+        ([{"prompt": "a", "completion": "b", "label": True}], "objective kto"),
     ],
 )
 def test_missing_columns_are_usage_errors(examples, message, encode):
@@ -205,7 +205,7 @@ def test_completions_need_both_labels(encode, caplog):
         (
             DPOArguments,
             {"reference_free": True, "ref_model_name_or_path": "x"},
-            "--reference_free and --ref_model_name_or_path exclude",
+            "--reference_free and --ref_model_name_or_path",
         ),
         (CPOArguments, {"loss_type": "simpo", "label_smoothing": 0.1}, "no effect"),
     ],

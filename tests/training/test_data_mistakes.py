@@ -254,11 +254,13 @@ def test_resuming_with_other_data_names_the_differences(train, corpus, tmp_path,
     train("run", 1, max_steps=2, save_steps=2)
     caplog.clear()
     train("run", 1, max_steps=3)
-    assert "with other data" not in caplog.text
+    assert "with different data" not in caplog.text
     lines = (corpus / "train.jsonl").read_text().splitlines()
     (tmp_path / "more.jsonl").write_text("\n".join([*lines, *lines[:30]]) + "\n")
     train("run", 1, max_steps=4, train_file=tmp_path / "more.jsonl", seed=7)
-    message = next(r.getMessage() for r in caplog.records if "with other data" in r.getMessage())
+    message = next(
+        r.getMessage() for r in caplog.records if "with different data" in r.getMessage()
+    )
     for part in ("--seed (42 before, 7 now)", "documents (100 before, 130 now)", "more.jsonl"):
         assert part in message
     caplog.clear()
