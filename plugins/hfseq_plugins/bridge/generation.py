@@ -1,11 +1,12 @@
 """Generation with bridged models: caches of a fixed size, or all tokens in each step.
 
-There are three types of caches. `CachePlan` selects one of them by tracing the model once:
+A model call with a cache gets one of three kinds, which `CachePlan` selects by tracing the model
+once:
 
 * keys and values of each layer, in buffers of a fixed length;
 * the states of linear-attention and state-space layers;
-* a history of all tokens. Each step then runs the model on the whole sequence, which is slower, but
-  works for every causal model.
+* a history of all tokens, with which each step runs the model on the whole sequence. This is
+  slower, but every causal model supports it.
 
 Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
 """
@@ -135,7 +136,7 @@ def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
 def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     module: Any = structure.module
     if "cache" not in structure.parameters.parameters:
-        return CachePlan("history", {}, "its forward pass does not accept a Transformers 5 cache")
+        return CachePlan("history", {}, "its forward pass has no cache of Transformers 5")
     if is_seq2seq:
         return CachePlan("history", {}, "the bridge has no cache for encoder-decoders")
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -153,7 +154,7 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
 
     try:
         jax.eval_shape(forward, abstract_tensors(structure))
-    except Exception as error:  # an unknown type of cache, or an operator that is not translated
+    except Exception as error:  # a cache of another kind, or an operator that is not translated
         return CachePlan("history", {}, _first_line(error))
     kinds = {"keys" if "cached_key" in shapes else "states" for shapes in layers.values()}
     if kinds == {"keys"}:
@@ -161,7 +162,7 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     elif kinds == {"states"}:
         plan = CachePlan("states", layers)
     else:
-        return CachePlan("history", {}, "its layers use several types of caches")
+        return CachePlan("history", {}, "its layers have caches of several kinds")
     return plan
 
 
