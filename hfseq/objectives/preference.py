@@ -94,7 +94,7 @@ class PreferenceObjective(Objective):
     row_guarantees = base.RowGuarantees()
     #: Number of answers per row.
     num_answers: ClassVar[int] = 2
-    #: Whether examples that are too long are skipped instead of truncated.
+    #: Whether examples that are too long are left out instead of truncated.
     drop_long: ClassVar[bool] = False
 
     arguments: PreferenceArguments

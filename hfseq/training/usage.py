@@ -181,7 +181,7 @@ load CoLA from the Hub, use --task_name cola instead of the files:
         --eval_strategy epoch --metric_for_best_model eval_matthews_correlation \
         --load_best_model_at_end
 
-Train the FP8 encoder of the example of Transformer Engine, with a vocabulary of words:
+Train the FP8 encoder from the Transformer Engine example, with a vocabulary of words:
 
     hfseq train classification --output_dir te-cola \
         --train_file "$COLA/raw/in_domain_train.tsv" \
