@@ -128,7 +128,7 @@ def mix_experts(
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
-    """Returns the largest power of two that does not exceed the mean number of rows per expert."""
+    """Returns the power of two closest to the mean number of rows per expert from below."""
     size = _MIN_BLOCK
     while size < _MAX_BLOCK and 2 * size * num_experts <= pairs:
         size *= 2
