@@ -181,7 +181,11 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
         path = CONFIGS / path.name
     try:
         text = path.read_text(encoding="utf-8")
-        values = parse_json(text, unique_keys=True) if path.suffix == ".json" else _load_yaml_as_text(text)
+        values = (
+            parse_json(text, unique_keys=True)
+            if path.suffix == ".json"
+            else _load_yaml_as_text(text)
+        )
     except OSError as error:
         included = [f"configs/{file.name}" for file in sorted(CONFIGS.glob("*.yaml"))]
         raise UsageError(
