@@ -30,8 +30,8 @@ WAV2VEC2 = (
     "num_conv_pos_embedding_groups=2,codevector_dim=16,num_codevectors_per_group=8,"
     "proj_codevector_dim=16,num_negatives=10,mask_time_length=5"
 )
-#: Modules that need an extra when they are imported.
-NEED_EXTRAS = ("hfseq.pipelines.lm_eval",)
+#: Beginnings of the names of modules that need an extra when they are imported.
+NEED_EXTRAS = ("hfseq.pipelines.lm_eval", "hfseq_plugins.bridge.")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_every_module_of_the_base_install_imports(environment, tmp_path):
     import importlib, pkgutil, hfseq, hfseq_plugins
     for package in (hfseq, hfseq_plugins):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if module.name not in {NEED_EXTRAS!r} and "torch" not in module.name:
+            if not module.name.startswith({NEED_EXTRAS!r}) and "torch" not in module.name:
                 if not module.name.endswith("__main__"):
                     importlib.import_module(module.name)
     import importlib.util
@@ -169,7 +169,7 @@ def test_every_task_runs_with_the_extras_for_images_and_audio(environment, tmp_p
     install(environment, "Pillow", "soundfile", "scipy")
     folders = save_models_of_all_tasks(tmp_path)
     output = check(run(environment, tmp_path, "python", "-c", TASKS, *folders))
-    assert output.count("ok ") == 17
+    assert output.count("ok ") == TASKS.count('    ("')
 
 
 @pytest.mark.parametrize("unwritable", ["home", "folder"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import re
@@ -28,7 +27,15 @@ from hfseq.data.arguments import (
     convert_arguments,
     option,
 )
-from hfseq.errors import UsageError, did_you_mean, expand_home, first_line, redact, redact_values
+from hfseq.errors import (
+    UsageError,
+    did_you_mean,
+    expand_home,
+    first_line,
+    parse_json,
+    redact,
+    redact_values,
+)
 from hfseq.training import accelerator_flags
 from hfseq.training.derived_flags import DERIVED_FLAGS
 from hfseq.training.flag_names import find_hint, resolve_flags
@@ -174,7 +181,11 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
         path = CONFIGS / path.name
     try:
         text = path.read_text(encoding="utf-8")
-        values = _load_json(text) if path.suffix == ".json" else _load_yaml_as_text(text)
+        values = (
+            parse_json(text, unique_keys=True)
+            if path.suffix == ".json"
+            else _load_yaml_as_text(text)
+        )
     except OSError as error:
         included = [f"configs/{file.name}" for file in sorted(CONFIGS.glob("*.yaml"))]
         raise UsageError(
@@ -188,26 +199,15 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
     return flags_from_values(values, dataclass_types, f"{path} has")
 
 
-def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"'{name}' occurs twice")
-        values[name] = value
-    return values
-
-
-def _load_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique_keys)
-
-
 def _load_yaml_as_text(text: str) -> Any:
     """Loads YAML. All scalars except null become strings, and keys must be unique."""
     import yaml
 
     class TextLoader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            _unique_keys((key.value, None) for key, _ in node.value)
+            names = [key.value for key, _ in node.value]
+            if duplicate := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"duplicate key {duplicate!r}")
             return super().construct_mapping(node, deep)
 
         yaml_implicit_resolvers = {

@@ -17,6 +17,8 @@ import harness
 import inference
 import training
 
+pytestmark = pytest.mark.slow
+
 ENCODER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 BART = {
     "d_model": 32,
@@ -66,7 +68,6 @@ def test_invalid_sizes_are_rejected():
         fp8.parse(["--widths", "100"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "gpt2", "bart"])
 def test_hfseq_and_pytorch_have_the_same_losses(name, weights):
     pytest.importorskip("torch")

@@ -20,6 +20,8 @@ import against_pytorch
 from hfseq.errors import UsageError
 from hfseq.training.arguments import parse
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 
@@ -34,7 +36,6 @@ def arguments(flags, objective, **changes):  # noqa: F811
     return parse(flags(objective, objective=objective, **values | changes), objective=objective)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "clm", "span_mlm", "denoising"])
 def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F811
     run_arguments = arguments(flags, objective)
@@ -54,7 +55,6 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
     assert "largest |loss difference|" in against_pytorch.report(result)
 
 
-@pytest.mark.slow
 def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
     run_arguments = arguments(flags, "mlm", max_steps=2, max_grad_norm=0.5)
     seed = run_arguments.training.seed

@@ -17,6 +17,8 @@ sys.path.insert(0, str(SCRIPTS))
 
 import device
 
+pytestmark = pytest.mark.slow
+
 
 def test_wrong_and_failed_rows_are_problems_but_skipped_rows_are_not():
     right = {"implementation": "flash", "shape": "packed", "right": True}
@@ -150,7 +152,6 @@ def test_missed_targets_are_in_the_table_but_not_problems():
     assert device.missed_targets(results) == []
 
 
-@pytest.mark.slow
 def test_toy_run_writes_its_table(tmp_path, monkeypatch):
     # The time limits are meant for accelerators, so this CPU run extends them.
     monkeypatch.setattr(device, "PARTS", dict.fromkeys(device.PARTS, 900))

@@ -16,6 +16,8 @@ sys.path.insert(0, str(SCRIPTS))
 
 import finetuning
 
+pytestmark = pytest.mark.slow
+
 OBJECTIVES = {
     "ner": "token_classification",
     "qa": "question_answering",

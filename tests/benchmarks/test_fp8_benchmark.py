@@ -18,6 +18,8 @@ import fp8
 import harness
 import training
 
+pytestmark = pytest.mark.slow
+
 TINY = training.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
 
 # Shortened from a step compiled for an H200: products of Triton and cuBLASLt, an FP8 operand that
@@ -146,7 +148,6 @@ OTHERS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
@@ -207,7 +208,6 @@ def command(*models):
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("models", [["gpt2"], ["fp8_encoder", "gpt2"]])
 def test_a_tiny_run_on_the_cpu_records_all_results(models, in_process, tmp_path, capsys):

@@ -17,6 +17,8 @@ import fp8
 import harness
 import training
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_target_that_would_disable_fp8_is_rejected(tmp_path):
     with pytest.raises(SystemExit, match=r"absent\.txtpb: no such file"):
@@ -61,7 +63,6 @@ def test_a_run_adds_to_an_earlier_one_of_the_same_sizes(tmp_path):
     assert fp8.earlier_rows(result, tmp_path / "none") == {}
 
 
-@pytest.mark.slow
 def test_a_step_compiled_for_an_h200_has_fp8_in_every_targeted_product(shared, tmp_path):
     """Requires HFSEQ_CUDA_PACKAGES, a folder as described in ``fp8.py h200 --help``."""
     folder, target = os.environ.get("HFSEQ_CUDA_PACKAGES"), shared.parent / "golden"

@@ -12,6 +12,8 @@ sys.path.insert(0, str(SCRIPTS))
 
 import training
 
+pytestmark = pytest.mark.slow
+
 TEXT = """HloModule jit_step
 
 %fused (p: f32[4,8]) -> bf16[4,8] {

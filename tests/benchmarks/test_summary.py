@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 import summary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def docs(tmp_path):

@@ -14,6 +14,8 @@ sys.path.insert(0, str(SCRIPTS))
 import harness
 import translation
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "layers": 1,
     "vocab_size": 60,

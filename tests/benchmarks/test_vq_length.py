@@ -16,6 +16,8 @@ sys.path.insert(0, str(SCRIPTS))
 import harness
 import vq
 
+pytestmark = pytest.mark.slow
+
 TINY = [
     *("--lengths", "64", "128", "--hidden_size", "16", "--head_dim", "8", "--value_dim", "16"),
     *("--codes", "8", "--window", "16", "--block", "16", "--layers", "1", "--vocab_size", "20"),
@@ -53,7 +55,6 @@ def in_process():
 SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("train", "memory", "compare")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "decode", *SLOW])
 def test_every_mode_measures_and_records(mode, in_process, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchm
 
 import vq
 
+pytestmark = pytest.mark.slow
+
 
 def write(folder, bits, codes=None):
     folder.mkdir()

@@ -62,6 +62,7 @@ def findings(subjects, first, count, folder):
     return [outcome for outcome in outcomes if not outcome.ok]
 
 
+@pytest.mark.slow
 def test_a_few_hundred_mutated_files(tmp_path):
     assert findings(QUICK, 0, A_FEW, tmp_path) == []
 

@@ -139,6 +139,7 @@ def run_two_ways(objective, module, reader, flags, tmp_path):
     return first_part, second_part, metrics[0], texts
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_images_of_a_batch(tmp_path):
     pytest.importorskip("PIL")
     draw_digits(tmp_path / "images", 10)
