@@ -964,7 +964,7 @@ class FlaxModel(FlaxGenerationMixin):
         missing = [name for name in self._extra_types if name not in extra]
         if missing:
             raise UsageError(
-                f"{type(self).__name__} requires the collection {', '.join(missing)}, but `extra` "
+                f"{type(self).__name__} requires the collections {', '.join(missing)}, but `extra` "
                 f"has {', '.join(extra) or 'none'}. Models that are created with `_do_init=False` "
                 "have no collections: pass extra=model.init_extra(rng), or the collections that "
                 "training returned"
@@ -1099,8 +1099,8 @@ class FlaxModule:
     def _named(self, entry: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Maps positional arguments to names: the inputs, then the flags of Transformers 4.
 
-        In models with a cache, the flags had another order in Transformers 4. The arguments of
-        these models stay positional.
+        The positional arguments of models with a cache are not mapped, because Transformers 4
+        ordered their flags differently.
         """
         names = list(inspect.signature(getattr(self.model, entry)).parameters)
         if "past_key_values" in names or "params" not in names:

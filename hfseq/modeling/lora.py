@@ -279,8 +279,8 @@ class LoraConfig:
         if table not in (self.modules_to_save or ()) and not self.inference_mode:
             raise UsageError(
                 f"ensure_weight_tying requires that modules_to_save contains '{table}', the name "
-                "of the tied embedding matrix. modules_to_save contains "
-                f"{', '.join(self.modules_to_save or ())}"
+                "of the tied embedding matrix, but it contains "
+                f"{', '.join(self.modules_to_save or ()) or 'no names'}"
             )
         return table not in (self.modules_to_save or ())
 

@@ -154,11 +154,13 @@ def multiple_negatives_ranking(
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the similarities (1 / temperature).
         similarity: The similarity.
-        directions: The similarities that are candidates. "query_to_doc" is required.
+        directions: Similarities that the softmax contains, such as those of queries with
+            documents. "query_to_doc" is required.
         partition_mode: "joint" uses one softmax for all directions. "per_direction" returns the
             mean of the losses of the directions.
-        hardness_mode: Negatives whose logits are increased.
-        hardness_strength: Factor of the similarity that is added to their logits as a constant.
+        hardness_mode: The negatives whose logits get an additional term, which makes hard
+            negatives count more.
+        hardness_strength: The term is this factor times the similarity, without a gradient.
         chunk_rows: Anchors per device that are scored together. The scores are then recomputed in
             the backward pass. Default: all.
         sharded: How the rows are split over devices.

@@ -411,7 +411,7 @@ def generation(case: Case) -> None:
     The prompts have no padding, padding on the left or padding on the right.
     """
     if not case.model.can_generate():
-        raise Skipped("the model does not generate")
+        raise Skipped("the model does not support generation")
     if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
         raise Skipped("the check supports only decoder-only models")
     ids, mask = prompts(case)

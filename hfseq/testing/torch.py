@@ -457,7 +457,7 @@ def torch_generation(case: Case) -> None:
     The prompts have no padding, padding on the left or padding on the right.
     """
     if not case.model.can_generate():
-        raise Skipped("the model does not generate")
+        raise Skipped("the model does not support generation")
     if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
         raise Skipped("the check supports only decoder-only models")
     model = torch_model(case)

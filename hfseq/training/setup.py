@@ -868,7 +868,7 @@ def shard_model(
 def weights_source(arguments: Arguments) -> str | None:
     """Returns the directory or Hub ID of the weights, or `None` for a new initialization.
 
-    By default, a run that does not train loads the weights in its output directory.
+    By default, a run that does not train loads the weights from its output directory.
     """
     training = arguments.training
     return arguments.model.model_name_or_path or (

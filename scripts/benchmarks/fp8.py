@@ -248,7 +248,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["fp8_encoder", "gpt2"], help="model types")
     parser.add_argument("--widths", nargs="+", type=int, default=list(LAYERS), help="hidden sizes")
     parser.add_argument(
-        "--recipes", nargs="+", default=list(RECIPES), help="recipes; ratios refer to the first one"
+        "--recipes",
+        nargs="+",
+        default=list(RECIPES),
+        help="recipes to compare; ratios are relative to the first one",
     )
     parser.add_argument("--attention", help="attention implementation, e.g. cudnn")
     options = parser.parse_args(arguments)

@@ -1326,9 +1326,9 @@ class Program:
         return moved
 
     def _gathered(self, kernel: Any) -> dict[int, int]:
-        """Returns how many bytes a fusion gathers from its operands, by number of the operand.
+        """Returns how many bytes a fusion gathers from each operand, by the operand's index.
 
-        The result contains only operands that the fusion does not use in any other way.
+        Operands that the fusion also uses in another way are left out.
         """
         instructions = self._parts.get(kernel.calls[0][1], {}) if kernel.opcode == "fusion" else {}
 

@@ -231,7 +231,9 @@ def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
     with torch.device("meta"):
         count = sum(p.numel() for p in kind._from_config(config).parameters())
     if count > MAX_PARAMETERS:
-        raise UsageError(f"the tiny {model_type} has {count} parameters")
+        raise UsageError(
+            f"the tiny {model_type} has {count} parameters, more than the limit of {MAX_PARAMETERS}"
+        )
     torch.manual_seed(seed)
     model = kind._from_config(tiny_config(model_type)).eval()
     generator = torch.Generator().manual_seed(seed)

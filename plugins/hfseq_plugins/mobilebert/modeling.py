@@ -228,7 +228,7 @@ class FeedForward(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """Projections of the hidden states to the size of attention and feed-forward blocks."""
+    """Projects the hidden states to the smaller size that attention and feed-forward blocks use."""
 
     def __init__(self, config: MobileBertConfig, rngs: nnx.Rngs):
         sizes = config.hidden_size, inner_size(config)
