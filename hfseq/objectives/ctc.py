@@ -186,8 +186,8 @@ class CTC(AudioInputMixin, Objective):
         super().prepare(model)
         if self.mask_settings()[0] and not model.accepts("mask_time_indices"):
             raise UsageError(
-                f"{type(model).__name__} draws SpecAugment masks when it is compiled, so every step "
-                "would use the same masks: add --config_overrides apply_spec_augment=false"
+                f"{type(model).__name__} draws SpecAugment masks when it is compiled, so every "
+                "step would use the same masks: add --config_overrides apply_spec_augment=false"
             )
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
