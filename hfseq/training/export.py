@@ -411,7 +411,7 @@ def write_card(
     source = description.get("name", data.dataset_name or _file_names(data.train_file or []))
     languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     spec = plugins.load().find_architecture(
-        config.model_type, run.objective.auto_class, arguments.model.bridge
+        config.model_type, run.objective.task_head(config), arguments.model.bridge
     )
     stored = model.stored_config()
     devices = jax.devices()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, LlamaConfig
 
+import hfseq
 from hfseq.cli.plan import run as planned
 from hfseq.nn.logits import CHUNK_LOGITS
 from hfseq.training import aot
@@ -24,7 +25,7 @@ LENGTH, VOCABULARY, ROWS = 640, 32_768, 8
 @pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "clm"])
 @pytest.mark.parametrize("target", ["h200", "v5e"])
 def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_path):
-    name, _ = aot.parse(target)
+    name = aot.parse(target)[0].name
     if reason := aot.unavailable_reason(name):
         pytest.skip(reason)
     devices = aot.describe(name, 1)
@@ -42,7 +43,7 @@ def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_p
     flags |= {"precision": "bfloat16", "per_device_train_batch_size": ROWS}
     flags |= {"block_size" if objective == "clm" else "max_length": LENGTH}
     if objective == "clm":
-        config.save_pretrained(tmp_path / "teacher")
+        hfseq.FlaxLlamaForCausalLM(config).save_pretrained(tmp_path / "teacher")
         AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "teacher")
         flags["teacher"] = tmp_path / "teacher"
     arguments = parse([f"--{key}={value}" for key, value in flags.items()], objective=objective)

@@ -17,7 +17,8 @@ from hfseq.plugins import load
 from tests.support import preferences
 from tests.support.chats import write_lines
 
-pytestmark = pytest.mark.slow
+# The warnings are those of TRL about arguments of Transformers.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 ROWS = 6
 IGNORED = -100
 
@@ -100,7 +101,7 @@ def theirs(trainer: Any) -> tuple[dict, float, dict, dict]:
     loss.backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
     arrays = {name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")}
-    return arrays, float(loss), metrics, gradients
+    return arrays, float(loss.detach()), metrics, gradients
 
 
 def sides(ids: np.ndarray, mask: np.ndarray, answers: np.ndarray) -> dict[str, np.ndarray]:

@@ -215,6 +215,7 @@ def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
