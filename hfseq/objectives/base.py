@@ -560,6 +560,11 @@ class Objective:
         """
         return 0
 
+    @property
+    def sequences_per_row(self) -> int:
+        """The number of sequences of full length that the model reads per row."""
+        return 1
+
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of text without padding, in the format of :meth:`collate`.
 

@@ -95,7 +95,14 @@ class KTO(ReferenceObjective):
         """Returns ``count`` rows of completions without padding."""
         rows = super().full_rows(count, length)
         if self.estimates_kl:
-            rows |= {f"{MISMATCHED}_{name}": array for name, array in rows.items()}
+            rows |= {
+                f"{MISMATCHED}_{name}": rows[source]
+                for name, source in (
+                    ("ids", "input_ids"),
+                    ("segments", "segment_ids"),
+                    ("learned", "learned"),
+                )
+            }
         return rows | {"label": (np.arange(count) % 2).astype(np.float32)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:

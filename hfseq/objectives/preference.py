@@ -184,17 +184,22 @@ class PreferenceObjective(Objective):
         }
         return rows, stats
 
+    @property
+    def sequences_per_row(self) -> int:
+        """The number of answers per row."""
+        return self.num_answers
+
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of answers without padding."""
         width = self.row_length(length)
         shape = (count, width) if self.packing else (count, self.num_answers, width)
         ids = np.full(shape, len(self.tokenizer.all_special_ids), np.int32)
-        ones, pairs = np.ones(shape, np.int32), np.ones((count, 1), bool)
+        ones = np.ones(shape, np.int32)
         segments = 1 + np.arange(width, dtype=np.int32) * 2 // width if self.packing else 1
-        rows = {"answer_ids": ids, "segments": ones * segments, "targets": ids, "learned": ones}
+        rows = {"input_ids": ids, "segment_ids": ones * segments, "learned": ones}
         if self.encoder_decoder:
-            rows |= {"prompts": ids[:, 0], "prompt_segments": ones[:, 0]}
-        return rows | {"pairs": pairs}
+            rows |= {"prompt_ids": ids[:, 0], "prompt_segments": ones[:, 0]}
+        return rows | {"valid": np.ones(count, bool)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Computes the inputs, the targets and the mask of the answers."""
@@ -281,8 +286,10 @@ class PreferenceObjective(Objective):
             )
             inputs: dict[str, Any] = {"input_ids": prompts, "decoder_input_ids": ids}
             inputs["attention_mask"] = prompt_segments
-        else:
+        elif packed:
             inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
+        else:  # without segment IDs, more kernels support the padding
+            inputs = {"input_ids": ids, "attention_mask": (segments > 0).astype(jnp.int32)}
         dropout: jax.Array | Literal[False] | None = rngs
         if train and self.arguments.disable_dropout:
             dropout = False
@@ -421,6 +428,14 @@ class ReferenceObjective(PreferenceObjective):
         """Selects whether the reference model is only used before training."""
         super().setup()
         self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+
+    def full_rows(self, count: int, length: int) -> Arrays:
+        """Returns ``count`` rows of answers without padding."""
+        rows = super().full_rows(count, length)
+        if self.precomputes_auxiliary:
+            pairs = (1,) if self.packing else ()
+            rows["reference_logps"] = np.zeros((count, *pairs, self.num_answers), np.float32)
+        return rows
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
         """Returns the reference model, if there is one."""
