@@ -444,7 +444,10 @@ class Objective:
         return None
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Checks or configures the model before any data is read."""
+        """Checks or configures the model before any data is read.
+
+        ``auxiliary`` contains the structures of the auxiliary models.
+        """
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Loads the splits that the flags specify, such as "train" and "validation".

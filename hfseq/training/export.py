@@ -29,6 +29,7 @@ from hfseq.checkpoints.quantized import describe_origin
 from hfseq.checkpoints.storage import Workspace
 from hfseq.data.tokenizers import write_v4_config
 from hfseq.errors import CheckpointError, HfseqError, write_atomically
+from hfseq.modeling.sentence import MODULES_KEY
 from hfseq.nn import trees
 from hfseq.objectives.base import GeneratedTexts
 from hfseq.plugins.registry import describe_error
@@ -447,7 +448,7 @@ def write_card(
         hardware=hardware,
         versions=versions,
         duration_s=progress.seconds,
-        parameters=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract_params)),
+        parameters=_count_parameters(model),
         steps=progress.step,
         tokens_seen=progress.tokens_seen,
         curve_file=curve,
@@ -488,6 +489,14 @@ def write_card(
         write_atomically(run.folder / CARD_DATA_FILE, errors.redact_private(text) + "\n")
     except OSError as error:
         logger.warning("could not write the model card: %s", error)
+
+
+def _count_parameters(model: FlaxPreTrainedModel) -> int:
+    """Returns the number of parameters that are saved with the model."""
+    sizes = {p: math.prod(leaf.shape) for p, leaf in trees.flatten(model.abstract_params).items()}
+    if model.sentence_config is None:  # the weights of modules are only used in training
+        sizes = {path: size for path, size in sizes.items() if path[0] != MODULES_KEY}
+    return sum(sizes.values())
 
 
 def _file_names(files: Sequence[str]) -> str:
