@@ -340,6 +340,8 @@ class Objective:
     default_length: ClassVar[int] = 512
     # Tags of the trained models on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
+    # BibTeX entry of the method, for the model card.
+    citation: ClassVar[str] = ""
     # Whether --streaming is supported, and whether --do_predict is supported on a test split.
     supports_streaming: ClassVar[bool] = True
     supports_predict: ClassVar[bool] = False
@@ -547,6 +549,17 @@ class Objective:
             count: Maximum number of samples.
         """
         return []
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Returns the rows of the table "Method" in the model card. Without rows, it has no table.
+
+        Args:
+            counts: The statistics of each split that :meth:`make_rows` returned.
+            log: The records of the metrics log, in order.
+        """
+        return {}
 
     @property
     def cross_documents(self) -> bool:

@@ -10,7 +10,7 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -61,6 +61,13 @@ class Distillation(Objective):
     all tokens for those that compare the model with its teacher.
     """
 
+    citation = """\
+@article{hinton2015distilling,
+  title = {Distilling the Knowledge in a Neural Network},
+  author = {Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff},
+  journal = {arXiv preprint arXiv:1503.02531},
+  year = {2015}
+}"""
     #: The values of ``--distillation_loss`` that this class supports. The first is the default.
     distillation_losses: ClassVar[tuple[str, ...]] = (*DIVERGENCES, "mse")
 
@@ -158,6 +165,30 @@ class Distillation(Objective):
                 width,
                 target,
             )
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Adds the teacher, the weighted losses, and the last distillation loss."""
+        data, rows = self.arguments, super().card_rows(counts, log)
+        weights = {
+            "loss of the labels": data.task_weight,
+            f"`{self.distillation_loss}` at temperature {data.distillation_temperature:g}": (
+                data.distillation_weight
+            ),
+            "cosine distance of the last hidden states": data.hidden_state_weight,
+            "divergence of the last attention weights": data.attention_weight,
+        }
+        rows["Teacher"] = f"`{data.teacher}`"
+        rows["Distillation"] = " + ".join(
+            f"{weight:g} × {name}" for name, weight in weights.items() if weight
+        )
+        values = [
+            record["eval_distillation_loss"] for record in log if "eval_distillation_loss" in record
+        ]
+        if values:
+            rows["Distillation loss on the validation split"] = f"{values[-1]:.4g}"
+        return rows
 
     # -- the loss
 
@@ -428,7 +459,8 @@ class EmbeddingDistillation(Distillation):
                     f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
                     "margin_mse or forward_kl, which compare similarities"
                 )
-            return losses.embed_distill(own, other, valid, metric=name)
+            metric: Any = name
+            return losses.embed_distill(own, other, valid, metric=metric)
         data: Any = self.arguments
         scale = 20.0 if data.scale is None else data.scale
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows, shift_right
 from hfseq.data.chat import configure_tokenizer
 from hfseq.data.preferences import (
     AnswerRows,
+    Answers,
     Encoded,
     PackedAnswerRows,
     PreferenceEncoder,
@@ -175,14 +177,65 @@ class PreferenceObjective(Objective):
             *(split, len(examples), len(rows), num_targets, rows.total_tokens),
             f", {num_truncated} examples truncated to {max_length} tokens" if num_truncated else "",
         )
-        stats = {
+        stats: dict[str, Any] = {
             "documents": len(examples),
             "tokens": rows.total_tokens,
             "targets": num_targets,
             "truncated": num_truncated,
             "dropped": num_invalid,
         }
+        if self.num_answers == 2:
+            chosen, rejected = answer_lengths(examples)
+            stats["answer_tokens"] = [float(chosen.mean()), float(rejected.mean())]
+            stats["chosen_longer"] = float(
+                (chosen > rejected).mean() + (chosen == rejected).mean() / 2
+            )
         return rows, stats
+
+    # -- the model card
+
+    @property
+    def method(self) -> str:
+        """The method and its formula, for the model card."""
+        raise NotImplementedError
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Returns the method, the examples, and the results on the validation split."""
+        rows = {"Method": self.method}
+        for split, name in (("train", "Training"), ("validation", "Validation")):
+            if split in counts:
+                numbers = counts[split]
+                rows[f"{name} examples"] = (
+                    f"{numbers['documents']:,} used, of which {numbers['truncated']:,} truncated; "
+                    f"{numbers['dropped']:,} left out"
+                )
+        train = counts.get("train", {})
+        if "answer_tokens" in train:
+            chosen, rejected = train["answer_tokens"]
+            rows["Tokens per answer"] = (
+                f"{chosen:.1f} (chosen) and {rejected:.1f} (rejected). The chosen answer is the "
+                f"longer one in {train['chosen_longer']:.1%} of the training pairs, where equal "
+                "lengths count half"
+            )
+        series = {
+            name: [record[name] for record in log if name in record]
+            for name in ("eval_rewards/accuracies", "eval_accuracy", "train_logps/chosen")
+        }
+        accuracies = series["eval_rewards/accuracies"] or series["eval_accuracy"]
+        number = counts.get("validation", {}).get("documents")
+        if accuracies and number:
+            low, high = binomial_interval(accuracies[-1], number)
+            rows["Chosen answer preferred"] = (
+                f"{accuracies[-1]:.1%} of {number:,} validation pairs (95% interval: {low:.1%} to "
+                f"{high:.1%})"
+            )
+        if logps := series["train_logps/chosen"]:
+            rows["Log-probability of chosen answers"] = (
+                f"{logps[0]:.4g} in the first logged step, {logps[-1]:.4g} in the last"
+            )
+        return rows
 
     @property
     def sequences_per_row(self) -> int:
@@ -353,6 +406,29 @@ class PreferenceObjective(Objective):
         return generate_samples(model, params, self.tokenizer, [ids for ids in prompts if len(ids)])
 
 
+def answer_lengths(examples: Sequence[Answers]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of tokens of the chosen and of the rejected answers."""
+    chosen, rejected = (
+        np.array([len(item.answers[side]) - item.prompt_lengths[side] for item in examples])
+        for side in range(2)
+    )
+    return chosen, rejected
+
+
+def binomial_interval(fraction: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Returns the confidence interval of a fraction of ``count`` trials (Wilson, 1927).
+
+    Args:
+        fraction: The observed fraction.
+        count: Number of trials.
+        z: Quantile of the normal distribution. The default is for a confidence of 95%.
+    """
+    center = fraction + z * z / (2 * count)
+    spread = z * math.sqrt((fraction * (1 - fraction) + z * z / (4 * count)) / count)
+    scale = 1 + z * z / count
+    return max((center - spread) / scale, 0.0), min((center + spread) / scale, 1.0)
+
+
 # -- the sums of pairs and the metrics of TRL
 
 #: Sums over pairs or over tokens, from which `pair_metrics` computes metrics.
@@ -436,6 +512,25 @@ class ReferenceObjective(PreferenceObjective):
             pairs = (1,) if self.packing else ()
             rows["reference_logps"] = np.zeros((count, *pairs, self.num_answers), np.float32)
         return rows
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Also returns the reference model."""
+        data, rows = self.arguments, super().card_rows(counts, log)
+        reference = self.auxiliary.get(REFERENCE)
+        if data.reference_free:
+            description = "none: all answers have the same probability"
+        elif data.ref_model_name_or_path is not None:
+            description = f"`{data.ref_model_name_or_path}`"
+        elif reference is not None and reference.shared_paths is not None:
+            is_adapter = reference.model.peft_config is not None
+            description = f"the {'first state of the adapter' if is_adapter else 'base model'}"
+        else:
+            description = "the weights from which the training started"
+        if data.precompute_ref_log_probs:
+            description += ", whose log-probabilities were computed before training"
+        return {"Method": rows.pop("Method"), "Reference model": description, **rows}
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
         """Returns the reference model, if there is one."""

@@ -132,6 +132,22 @@ DPO: dict[str, Callable[[Pairs, float, float], jax.Array]] = {
 }
 
 
+#: The formulas of the losses of DPO for model cards. Δ is the log-ratio of the chosen answer minus
+#: that of the rejected answer, and δ is the same with log-ratios per token.
+DPO_FORMULAS = {
+    "sigmoid": "−log σ(βΔ)",
+    "hinge": "max(0, 1 − βΔ)",
+    "ipo": "(δ − 1/(2β))²",
+    "robust": "(−(1−ε) log σ(βΔ) + ε log σ(−βΔ)) / (1 − 2ε)",
+    "cdpo": "−(1−ε) log σ(βΔ) − ε log σ(−βΔ)",
+    "apo_zero": "1 − σ(βr₊) + σ(βr₋)",
+    "apo_down": "σ(βr₊) + 1 − σ(βΔ)",
+    "sigmoid_norm": "−log σ(βδ)",
+    "bco_pair": "−log σ(βr₊) − log σ(−βr₋)",
+    "nca_pair": "−log σ(βr₊) − ½ log σ(−βr₊) − ½ log σ(−βr₋)",
+    "sft": "cross-entropy of the chosen answer",
+}
+
 # -- losses without a reference model
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from hfseq.nn import trees
 from hfseq.objectives.base import GeneratedTexts
 from hfseq.plugins.registry import describe_error
 from hfseq.reports import cards, plots
+from hfseq.reports.log import read_metrics
 from hfseq.training import evaluation
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
@@ -462,7 +463,8 @@ def write_card(
         language=training.card_language or [code for code in languages if code] or None,
         licence=training.card_license,
         about=spec.card or "",
-        citation=spec.citation,
+        citation="\n\n".join(filter(None, (spec.citation, run.objective.citation))),
+        extra_sections=_method_section(run, description),
         adapter=_describe_adapter(model),
         tags=run.objective.tags,
         chat=bool(getattr(run.tokenizer, "chat_template", None)),
@@ -489,6 +491,21 @@ def write_card(
         write_atomically(run.folder / CARD_DATA_FILE, errors.redact_private(text) + "\n")
     except OSError as error:
         logger.warning("could not write the model card: %s", error)
+
+
+def _method_section(run: Run, description: Mapping[str, Any]) -> list[str]:
+    """Returns the section of the model card about the training method, if there is one."""
+    log = run.folder / "metrics.jsonl"
+    counts = {split: value for split, value in description.items() if isinstance(value, dict)}
+    rows = run.objective.card_rows(counts, read_metrics(log) if log.exists() else [])
+    if not rows:
+        return []
+    return ["\n".join(["## Method", "", "| | |", "|---|---|", *_table_rows(rows)])]
+
+
+def _table_rows(rows: Mapping[str, str]) -> Iterator[str]:
+    for name, value in rows.items():
+        yield f"| {name} | {cards.shorten_paths(value).replace('|', chr(92) + '|')} |"
 
 
 def _count_parameters(model: FlaxPreTrainedModel) -> int:

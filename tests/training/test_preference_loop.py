@@ -59,6 +59,13 @@ def test_a_new_adapter_is_compared_with_its_base(tune, folder):
     separate = tune("separate", **adapter, ref_model_name_or_path=folder / "model")
     assert_same(losses(shared.folder), losses(separate.folder), 1e-6)
     assert shared.metrics["eval_loss"] == pytest.approx(separate.metrics["eval_loss"], rel=1e-6)
+    references = [
+        line.split(" | ")[1]
+        for loop in (shared, separate)
+        for line in (loop.folder / "README.md").read_text().splitlines()
+        if line.startswith("| Reference model |")
+    ]
+    assert references == ["the base model |", "`model` |"]
     base = hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model")
     base_size = sum(leaf.size for leaf in jax.tree.leaves(base.params))
 
@@ -108,6 +115,9 @@ def test_gradient_accumulation_is_exact(tune, objective):
     )
     assert_same(losses(whole.folder), losses(parts.folder))
     assert all(math.isfinite(value) for value in whole.metrics.values())
+    card = (whole.folder / "README.md").read_text()
+    assert f"| Method | {whole.run.objective.method} |" in card
+    assert "## Citation" in card and f"  - {whole.run.objective.tags[0]}\n".strip() in card
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
         raise UsageError(
             "--update_length cannot be planned: set --length to the length of a window instead"
         )
+    tokenizer: Any
     if teacher := arguments.data.teacher:  # the vocabulary must be that of the teacher
         tokenizer = AutoTokenizer.from_pretrained(teacher)
     else:
