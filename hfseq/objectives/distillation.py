@@ -26,6 +26,7 @@ from hfseq.objectives import base
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import AuxiliaryModel, Batch, ForwardCall, Loss, Objective, Params
 from hfseq.objectives.divergences import attention_divergence, divergence, squared_error
+from hfseq.objectives.preference import PreferenceObjective
 from hfseq.objectives.retrieval import document_scores
 from hfseq.objectives.retrieval_losses import LossSum
 
@@ -47,7 +48,16 @@ ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
 
 @functools.cache
 def with_teacher(objective: type[Objective]) -> type[Objective]:
-    """Returns a subclass of an objective that also learns the predictions of ``--teacher``."""
+    """Returns a subclass of an objective that also learns the predictions of ``--teacher``.
+
+    Raises:
+        UsageError: The objective learns preferences.
+    """
+    if issubclass(objective, PreferenceObjective):
+        raise UsageError(
+            f"--teacher: the objective '{objective.name}' compares answers and does not support a "
+            "teacher. Distill with the objective sft first, or drop the flag"
+        )
     part = EmbeddingDistillation if objective.name == "embedding" else Distillation
     return type(f"Distilled{objective.__name__}", (part, objective), {})
 

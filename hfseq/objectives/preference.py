@@ -26,6 +26,7 @@ from hfseq.data.preferences import (
 )
 from hfseq.data.records import load_records
 from hfseq.data.tokenizers import pad_token_id
+from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.base import (
     Arrays,
@@ -96,6 +97,8 @@ class PreferenceObjective(Objective):
     row_guarantees = base.RowGuarantees()
     #: Number of answers per row.
     num_answers: ClassVar[int] = 2
+    #: Whether the loss depends on where the prompt ends.
+    requires_prompt: ClassVar[bool] = True
     #: Whether examples that are too long are left out instead of truncated.
     drop_long: ClassVar[bool] = False
 
@@ -153,6 +156,7 @@ class PreferenceObjective(Objective):
             splits[split],
             self.num_answers == 2,
             self.encoder_decoder,
+            self.requires_prompt,
         )
         return encode_preferences(encoder, splits[split], split, length, self.drop_long)
 
@@ -504,6 +508,26 @@ class ReferenceObjective(PreferenceObjective):
         """Selects whether the reference model is only used before training."""
         super().setup()
         self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Also compares the vocabularies of the model and its reference.
+
+        Raises:
+            UsageError: The reference model has no embedding for a token of the tokenizer.
+        """
+        super().prepare(model)
+        reference = self.auxiliary.get(REFERENCE)
+        if reference is None or self.arguments.ref_model_name_or_path is None:
+            return
+        size = reference.model.vocab_size(
+            "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        )
+        if size is not None and size < len(self.tokenizer):
+            raise UsageError(
+                f"--ref_model_name_or_path {self.arguments.ref_model_name_or_path} has a "
+                f"vocabulary of {size} entries, but the tokenizer has {len(self.tokenizer)} "
+                "tokens: use a reference model with the tokenizer of --model_name_or_path"
+            )
 
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of answers without padding."""

@@ -37,6 +37,7 @@ class RewardModeling(PreferenceObjective):
     tags = ("reward-trainer",)
     has_vocabulary = False
     drop_long = True
+    requires_prompt = False
     sums = ("accurate", "reward_margins", "rewards")
 
     citation = """\

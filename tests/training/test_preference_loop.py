@@ -12,6 +12,7 @@ import pytest
 import hfseq
 from hfseq.errors import HfseqError, UsageError
 from tests.support import preferences
+from tests.support.models import llama_config
 from tests.support.tiers import first
 from tests.training.conftest import assert_same, check_resume, losses, make_runner
 
@@ -253,11 +254,18 @@ def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
         ("reward", {"pad_token": "<nothing>"}, "--pad_token <nothing>"),
         ("kto", {"precompute_ref_log_probs": True}, "--precompute_ref_log_probs: the loss kto"),
         ("kto", {"global_batch_size": 1}, "--global_batch_size 1"),
+        ("orpo", {"teacher": "model"}, "--teacher: the objective 'orpo'"),
     ],
 )
 def test_contradictory_flags_are_refused(tune, objective, changes, message):
     with pytest.raises(UsageError, match=message):
         tune("wrong", objective, **changes)
+
+
+def test_a_reference_with_a_smaller_vocabulary_is_refused(tune, tmp_path):
+    hfseq.FlaxLlamaForCausalLM(llama_config(vocab_size=50)).save_pretrained(tmp_path / "small")
+    with pytest.raises(UsageError, match="small has a vocabulary of 50 entries"):
+        tune("wrong", ref_model_name_or_path=tmp_path / "small")
 
 
 def test_an_adapter_without_a_base_is_refused(tune, folder, tmp_path):
