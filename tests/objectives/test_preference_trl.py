@@ -253,6 +253,7 @@ def test_orpo_equals_trl(trl, tmp_path):
         ("hinge", {}),
         ("ipo", {}),
         ("simpo", {"beta": 2.0, "simpo_gamma": 0.8}),
+        ("alphapo", {"beta": 2.0, "simpo_gamma": 0.8, "alpha": 0.3, "cpo_alpha": 0.0}),
     ],
 )
 def test_cpo_equals_trl(trl, tmp_path, loss, options):
