@@ -12,7 +12,7 @@ from hfseq.data.arguments import CPOArguments
 from hfseq.objectives.base import Batch, Loss, Params
 from hfseq.objectives.dpo import chosen_nll
 from hfseq.objectives.preference import PAIR_SUMS, PreferenceObjective, pair_metrics, pair_totals
-from hfseq.objectives.preference_losses import Likelihoods, cpo_loss
+from hfseq.objectives.preference_losses import Likelihoods, alpha_reward, cpo_loss
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -122,7 +122,10 @@ class CPO(PreferenceObjective):
             total += self.nll_weight * nll * step["pairs"] / jnp.maximum(step["tokens"], 1)
         if data.loss_type in MEAN_LOSSES:
             scores = scores._replace(logps=means)
-        totals = pair_totals(scores, data.beta * scores.logps, valid)
+        rewards = scores.logps
+        if data.loss_type == "alphapo":
+            rewards = alpha_reward(rewards, data.alpha)
+        totals = pair_totals(scores, data.beta * rewards, valid)
         totals |= jax.lax.stop_gradient({"pair_loss": pair_loss, "chosen_nll": nll})
         return total, valid.sum(), {"extra": new_extra, "totals": totals}
 

@@ -452,25 +452,25 @@ class EmbeddingDistillation(Distillation):
         vectors, _ = objective.encode(teacher, params, inputs, None, False, None)
         return jax.lax.stop_gradient(vectors)
 
-    def _compare_vectors(self, own: jax.Array, other: jax.Array, batch: Batch) -> LossSum:
+    def _compare_vectors(self, student: jax.Array, teacher: jax.Array, batch: Batch) -> LossSum:
         """Returns the distillation loss, a mean over the rows."""
-        name, texts, valid = self.distillation_loss, own.shape[1], batch["valid"]
-        own, other = own.astype(jnp.float32), other.astype(jnp.float32)
+        name, texts, valid = self.distillation_loss, student.shape[1], batch["valid"]
+        student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
         if name == "margin_mse":
             if texts < 3:
                 raise UsageError(
                     "--distillation_loss margin_mse requires negatives: add a column 'negative'"
                 )
-            return losses.margin_mse(document_scores(own), document_scores(other), valid)
+            return losses.margin_mse(document_scores(student), document_scores(teacher), valid)
         if name in ("cosine", "mse"):
-            if own.shape != other.shape:
+            if student.shape != teacher.shape:
                 raise UsageError(
                     f"--distillation_loss {name}: the embeddings of the teacher have "
-                    f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
+                    f"{teacher.shape[-1]} features, but those of the student {student.shape[-1]}. Use "
                     "margin_mse or forward_kl, which compare similarities"
                 )
             metric: Any = name
-            return losses.embed_distill(own, other, valid, metric=metric)
+            return losses.embed_distill(student, teacher, valid, metric=metric)
         data: Any = self.arguments
         scale = 20.0 if data.scale is None else data.scale
 
@@ -481,7 +481,11 @@ class EmbeddingDistillation(Distillation):
             return jnp.where(jnp.repeat(valid, texts - 1)[None], similarities, -1e9)
 
         values = divergence(
-            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
+            name,
+            scores(student),
+            scores(teacher),
+            data.distillation_temperature,
+            data.distillation_beta,
         )
         return losses.weighted_sum(values, valid)
 

@@ -186,6 +186,11 @@ class Likelihoods(NamedTuple):
     mean_rejected: jax.Array
 
 
+def alpha_reward(mean: jax.Array, alpha: float) -> jax.Array:
+    """Returns the transformed log-probability per token of AlphaPO, (1 - p^(-alpha)) / alpha."""
+    return -jnp.expm1(-alpha * mean) / alpha if alpha else mean
+
+
 def cpo_loss(
     name: str, pairs: Likelihoods, beta: float, smoothing: float, gamma: float, alpha: float
 ) -> jax.Array:
@@ -210,11 +215,9 @@ def cpo_loss(
         return -(1 - smoothing) * log_sigmoid(beta * difference) - smoothing * log_sigmoid(
             -beta * difference
         )
-    if name == "alphapo" and alpha:
-        transformed = [
-            -jnp.expm1(-alpha * mean) / alpha for mean in (pairs.mean_chosen, pairs.mean_rejected)
-        ]
-        mean_difference = transformed[0] - transformed[1]
+    if name == "alphapo":
+        mean_difference = alpha_reward(pairs.mean_chosen, alpha)
+        mean_difference -= alpha_reward(pairs.mean_rejected, alpha)
     return -log_sigmoid(beta * mean_difference - gamma)
 
 
