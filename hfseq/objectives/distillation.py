@@ -466,8 +466,8 @@ class EmbeddingDistillation(Distillation):
             if student.shape != teacher.shape:
                 raise UsageError(
                     f"--distillation_loss {name}: the embeddings of the teacher have "
-                    f"{teacher.shape[-1]} features, but those of the student {student.shape[-1]}. Use "
-                    "margin_mse or forward_kl, which compare similarities"
+                    f"{teacher.shape[-1]} features, but those of the student {student.shape[-1]}. "
+                    "Use margin_mse or forward_kl, which compare similarities"
                 )
             metric: Any = name
             return losses.embed_distill(student, teacher, valid, metric=metric)
