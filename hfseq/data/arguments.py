@@ -190,13 +190,19 @@ class DistillationArguments(CheckedArguments):
         0.0,
         "Weight of the cosine distance between the last hidden states of teacher and student.",
     )
+    attention_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
+        0.0,
+        "Weight of the KL divergence between the attention weights of the last layers of teacher "
+        "and student.",
+    )
 
     def problems(self) -> Iterator[str]:
         """Yields an error if all losses of a run with a teacher have the weight 0."""
-        if self.teacher and not self.distillation_weight and not self.hidden_state_weight:
+        weights = (self.distillation_weight, self.hidden_state_weight, self.attention_weight)
+        if self.teacher and not any(weights):
             yield (
-                "--teacher has no effect with --distillation_weight 0 and --hidden_state_weight 0: "
-                "increase one of them, or drop --teacher"
+                "--teacher has no effect with --distillation_weight 0, --hidden_state_weight 0 and "
+                "--attention_weight 0: increase one of them, or drop --teacher"
             )
         yield from super().problems()
 

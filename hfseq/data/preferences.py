@@ -87,6 +87,8 @@ class PreferenceEncoder(TextEncoder):
         paired: Whether each example has a chosen and a rejected answer. Otherwise it has one
             completion and a label, and pairs are split into two examples.
         encoder_decoder: Whether the model reads prompts with an encoder.
+        requires_prompt: Whether answers in the form of strings must begin with a common prompt if
+            the examples have no column "prompt".
 
     Attributes:
         names: The columns of the answers.
@@ -104,9 +106,11 @@ class PreferenceEncoder(TextEncoder):
         records: Records,
         paired: bool = True,
         encoder_decoder: bool = False,
+        requires_prompt: bool = True,
     ):
         super().__init__(tokenizer, arguments.template_variables)
         self.arguments, self.encoder_decoder = arguments, encoder_decoder
+        self.requires_prompt = requires_prompt
         table = records.tables[0]
         columns = set(table.columns)
         unpaired = {"prompt", "completion", "label"} <= columns
@@ -176,14 +180,20 @@ class PreferenceEncoder(TextEncoder):
             )
             for value in values
         ]
-        if isinstance(prompt, list):
-            prompt_messages = check_messages(prompt)
-        else:
+        if not isinstance(prompt, list):
             prompt_messages, answers = _split_messages(answers)
             if prompt is not None and prompt_messages[-1]["content"] != prompt:
                 raise InvalidExample(
                     f"the answers do not begin with the prompt {prompt!r:.60}, but with "
                     f"{prompt_messages[-1]['content']!r:.60}"
+                )
+        else:
+            prompt_messages = check_messages(prompt)
+            shared = len(prompt_messages)
+            if all(answer[:shared] == prompt_messages for answer in answers):
+                raise InvalidExample(
+                    "the answers repeat the prompt: remove the messages of the prompt from them, "
+                    "or drop the column 'prompt'"
                 )
         for answer in answers:
             check_answers(answer)
@@ -207,6 +217,9 @@ class PreferenceEncoder(TextEncoder):
             raise InvalidExample("an encoder-decoder model requires the prompt in column 'prompt'")
         full = [self.tokenize_text(self.append_eos(answer)).ids for answer in answers]
         length = common_prefix(*full) if len(full) == 2 else 0
+        special = self.tokenizer.all_special_ids
+        if self.requires_prompt and all(number in special for number in full[0][:length]):
+            raise InvalidExample("chosen and rejected do not begin with the same prompt")
         # If one answer is the beginning of the other, it keeps its last token.
         length = min(length, *(len(ids) - 1 for ids in full))
         return self._joined(full[0][:length], full)

@@ -1098,7 +1098,7 @@ class FlaxPreTrainedModel(FlaxModel):
         model._options, model.generation_config = self._options, self.generation_config
         model._sentences = self._sentences
         if self.module_weights:
-            model.train_sentence_modules()
+            model.train_modules(trees.unflatten(self.module_weights)[MODULES_KEY])
         return model
 
     # -- sentences
@@ -1138,6 +1138,17 @@ class FlaxPreTrainedModel(FlaxModel):
         ``save_pretrained`` writes them into the folders of the modules.
         """
         weights = {} if self.sentence_config is None else self.sentence_config.module_weights
+        self.train_modules(weights)
+
+    def train_modules(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Adds the weights of modules to the parameters of this model, so that they are trained.
+
+        The forward pass of the model does not use them. ``save_pretrained`` writes those of modules
+        in ``sentence_config`` only.
+
+        Args:
+            weights: The initial weights by module and name.
+        """
         flat: dict[trees.Path, np.ndarray] = {
             (MODULES_KEY, module, name): np.asarray(value, np.float32)
             for module, named in weights.items()

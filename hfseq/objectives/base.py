@@ -340,6 +340,8 @@ class Objective:
     default_length: ClassVar[int] = 512
     # Tags of the trained models on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
+    # BibTeX entry of the method, for the model card.
+    citation: ClassVar[str] = ""
     # Whether --streaming is supported, and whether --do_predict is supported on a test split.
     supports_streaming: ClassVar[bool] = True
     supports_predict: ClassVar[bool] = False
@@ -444,7 +446,10 @@ class Objective:
         return None
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Checks or configures the model before any data is read."""
+        """Checks or configures the model before any data is read.
+
+        ``auxiliary`` contains the structures of the auxiliary models.
+        """
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
         """Loads the splits that the flags specify, such as "train" and "validation".
@@ -545,6 +550,17 @@ class Objective:
         """
         return []
 
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Returns the rows of the table "Method" in the model card. Without rows, it has no table.
+
+        Args:
+            counts: The statistics of each split that :meth:`make_rows` returned.
+            log: The records of the metrics log, in order.
+        """
+        return {}
+
     @property
     def cross_documents(self) -> bool:
         """Whether a packed row is one sequence, regardless of document boundaries."""
@@ -559,6 +575,11 @@ class Objective:
         decoder.
         """
         return 0
+
+    @property
+    def sequences_per_row(self) -> int:
+        """The number of sequences of full length that the model reads per row."""
+        return 1
 
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of text without padding, in the format of :meth:`collate`.

@@ -12,7 +12,7 @@ from hfseq.data.arguments import CPOArguments
 from hfseq.objectives.base import Batch, Loss, Params
 from hfseq.objectives.dpo import chosen_nll
 from hfseq.objectives.preference import PAIR_SUMS, PreferenceObjective, pair_metrics, pair_totals
-from hfseq.objectives.preference_losses import Likelihoods, cpo_loss
+from hfseq.objectives.preference_losses import Likelihoods, alpha_reward, cpo_loss
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -21,6 +21,35 @@ logger = logging.getLogger(__name__)
 
 #: Losses of log-probabilities per token.
 MEAN_LOSSES = ("ipo", "simpo", "alphapo")
+
+CITATIONS = {
+    "cpo": """\
+@inproceedings{xu2024contrastive,
+  title = {Contrastive Preference Optimization: Pushing the Boundaries of {LLM} Performance in
+           Machine Translation},
+  author = {Xu, Haoran and Sharaf, Amr and Chen, Yunmo and Tan, Weiting and Shen, Lingfeng and
+            Van Durme, Benjamin and Murray, Kenton and Kim, Young Jin},
+  booktitle = {International Conference on Machine Learning},
+  year = {2024},
+  url = {https://arxiv.org/abs/2401.08417}
+}""",
+    "simpo": """\
+@inproceedings{meng2024simpo,
+  title = {{SimPO}: Simple Preference Optimization with a Reference-Free Reward},
+  author = {Meng, Yu and Xia, Mengzhou and Chen, Danqi},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2024},
+  url = {https://arxiv.org/abs/2405.14734}
+}""",
+    "alphapo": """\
+@inproceedings{gupta2025alphapo,
+  title = {{AlphaPO}: Reward Shape Matters for {LLM} Alignment},
+  author = {Gupta, Aman and others},
+  booktitle = {International Conference on Machine Learning},
+  year = {2025},
+  url = {https://arxiv.org/abs/2501.03884}
+}""",
+}
 
 
 class CPO(PreferenceObjective):
@@ -37,10 +66,20 @@ class CPO(PreferenceObjective):
 
     arguments: CPOArguments
 
+    @property
+    def method(self) -> str:
+        """The loss and its parameters."""
+        data, names = self.arguments, {"simpo": "SimPO", "alphapo": "AlphaPO"}
+        name = names.get(data.loss_type, f"contrastive preference optimization, `{data.loss_type}`")
+        margin = f", γ = {data.simpo_gamma:g}" if data.loss_type in names else ""
+        nll = f", {self.nll_weight:g} × cross-entropy" if self.nll_weight else ""
+        return f"{name}, β = {data.beta:g}{margin}{nll}"
+
     def setup(self) -> None:
-        """Selects the weight of the cross-entropy."""
+        """Selects the weight of the cross-entropy, and the citation."""
         super().setup()
         data = self.arguments
+        self.citation = CITATIONS.get(data.loss_type, CITATIONS["cpo"])  # type: ignore[misc]  # per instance
         margin_losses = ("simpo", "alphapo")
         default = 0.0 if data.loss_type in margin_losses else 1.0
         self.nll_weight = default if data.cpo_alpha is None else data.cpo_alpha
@@ -83,7 +122,10 @@ class CPO(PreferenceObjective):
             total += self.nll_weight * nll * step["pairs"] / jnp.maximum(step["tokens"], 1)
         if data.loss_type in MEAN_LOSSES:
             scores = scores._replace(logps=means)
-        totals = pair_totals(scores, data.beta * scores.logps, valid)
+        rewards = scores.logps
+        if data.loss_type == "alphapo":
+            rewards = alpha_reward(rewards, data.alpha)
+        totals = pair_totals(scores, data.beta * rewards, valid)
         totals |= jax.lax.stop_gradient({"pair_loss": pair_loss, "chosen_nll": nll})
         return total, valid.sum(), {"extra": new_extra, "totals": totals}
 

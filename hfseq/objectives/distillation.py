@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -19,16 +20,15 @@ import numpy as np
 from hfseq import nn
 from hfseq.data.batches import IGNORE_INDEX
 from hfseq.errors import UsageError, first_line
-from hfseq.modeling.sentence import l2_normalize
+from hfseq.modeling.sentence import MODULES_KEY, l2_normalize
 from hfseq.nn.logits import DeferredLogits, map_logits
 from hfseq.objectives import base
+from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import AuxiliaryModel, Batch, ForwardCall, Loss, Objective, Params
-from hfseq.objectives.divergences import (
-    cosine_distance,
-    divergence,
-    margin_squared_error,
-    squared_error,
-)
+from hfseq.objectives.divergences import attention_divergence, divergence, squared_error
+from hfseq.objectives.preference import PreferenceObjective
+from hfseq.objectives.retrieval import document_scores
+from hfseq.objectives.retrieval_losses import LossSum
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 #: Name of the teacher among the auxiliary models.
 TEACHER = "teacher"
+#: Name of the linear map between the hidden states among the modules of the student.
+PROJECTION = "projection"
+#: Names of the metrics that compare inner values of both models.
+HIDDEN_STATES, ATTENTIONS = "hidden_state_distance", "attention_divergence"
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
 #: The inputs of models that contain token IDs.
 ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
@@ -44,7 +48,16 @@ ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
 
 @functools.cache
 def with_teacher(objective: type[Objective]) -> type[Objective]:
-    """Returns a subclass of an objective that also learns the predictions of ``--teacher``."""
+    """Returns a subclass of an objective that also learns the predictions of ``--teacher``.
+
+    Raises:
+        UsageError: The objective learns preferences.
+    """
+    if issubclass(objective, PreferenceObjective):
+        raise UsageError(
+            f"--teacher: the objective '{objective.name}' compares answers and does not support a "
+            "teacher. Distill with the objective sft first, or drop the flag"
+        )
     part = EmbeddingDistillation if objective.name == "embedding" else Distillation
     return type(f"Distilled{objective.__name__}", (part, objective), {})
 
@@ -52,11 +65,19 @@ def with_teacher(objective: type[Objective]) -> type[Objective]:
 class Distillation(Objective):
     """The part of an objective that compares the model with a teacher.
 
-    The minimized loss is the sum of the loss of the labels, the distillation loss and the distance
-    of the hidden states, each multiplied by its weight. Each is a mean over its positions: the
-    positions with labels or, in masked language modeling, all tokens for the last two.
+    The minimized loss is the sum of the loss of the labels, the distillation loss, the distance of
+    the hidden states and the divergence of the attention weights, each multiplied by its weight.
+    Each is a mean over its positions: the positions with labels or, in masked language modeling,
+    all tokens for those that compare the model with its teacher.
     """
 
+    citation = """\
+@article{hinton2015distilling,
+  title = {Distilling the Knowledge in a Neural Network},
+  author = {Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff},
+  journal = {arXiv preprint arXiv:1503.02531},
+  year = {2015}
+}"""
     #: The values of ``--distillation_loss`` that this class supports. The first is the default.
     distillation_losses: ClassVar[tuple[str, ...]] = (*DIVERGENCES, "mse")
 
@@ -71,8 +92,16 @@ class Distillation(Objective):
                 f"supports {', '.join(self.distillation_losses)}"
             )
         self.sums = (*self.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
-        if data.hidden_state_weight:
-            self.sums = (*self.sums, "hidden_state_distance")  # type: ignore[misc]
+        #: The weights of the comparisons of inner values, by the name of their metric.
+        self.inner_weights = {
+            name: weight
+            for name, weight in (
+                (HIDDEN_STATES, data.hidden_state_weight),
+                (ATTENTIONS, data.attention_weight),
+            )
+            if weight
+        }
+        self.sums = (*self.sums, *self.inner_weights)  # type: ignore[misc]
         # In masked language modeling, all tokens are compared, as in DistilBERT.
         self.compares_all_tokens = self.name == "mlm"
         if self.compares_all_tokens:
@@ -127,6 +156,51 @@ class Distillation(Objective):
         teacher = AuxiliaryModel(data.teacher, dtype=data.teacher_dtype, flag="teacher")
         return models | {TEACHER: teacher}
 
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Adds a linear map for the student's hidden states if those of the teacher are wider.
+
+        The map is trained with the student, and is not part of the saved model.
+        """
+        super().prepare(model)
+        self.projects_hidden_states = False
+        if not self.arguments.hidden_state_weight:
+            return
+        width, target = (_width(each) for each in (model, self.auxiliary[TEACHER].model))
+        if width != target and width and target:
+            draw = np.random.default_rng(0).normal(size=(width, target)) / math.sqrt(width)
+            model.train_modules({PROJECTION: {"kernel": draw.astype(np.float32)}})
+            self.projects_hidden_states = True
+            logger.info(
+                "a linear map from the %d features of the student to the %d of the teacher is "
+                "trained to compare hidden states. It is not saved with the model",
+                width,
+                target,
+            )
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Adds the teacher, the weighted losses, and the last distillation loss."""
+        data, rows = self.arguments, super().card_rows(counts, log)
+        weights = {
+            "loss of the labels": data.task_weight,
+            f"`{self.distillation_loss}` at temperature {data.distillation_temperature:g}": (
+                data.distillation_weight
+            ),
+            "cosine distance of the last hidden states": data.hidden_state_weight,
+            "divergence of the last attention weights": data.attention_weight,
+        }
+        rows["Teacher"] = f"`{data.teacher}`"
+        rows["Distillation"] = " + ".join(
+            f"{weight:g} × {name}" for name, weight in weights.items() if weight
+        )
+        values = [
+            record["eval_distillation_loss"] for record in log if "eval_distillation_loss" in record
+        ]
+        if values:
+            rows["Distillation loss on the validation split"] = f"{values[-1]:.4g}"
+        return rows
+
     # -- the loss
 
     def step_totals(
@@ -151,11 +225,12 @@ class Distillation(Objective):
         extra: Params | None = None,
     ) -> Loss:
         """Returns the weighted sum of the losses. In the totals, "loss" is that of the labels."""
-        data, keywords = self.arguments, {}
-        if data.hidden_state_weight:
-            keywords["output_hidden_states"] = True
-        with base.record_forward(**keywords) as calls, nn.defer_logits():
-            task_loss, count, outputs = super().loss(model, params, batch, rngs, train, extra)
+        data = self.arguments
+        dropout: Any = rngs
+        if train and data.attention_weight:
+            dropout = False  # the model returns attention weights after their dropout
+        with base.record_forward(**self._requested_outputs()) as calls, nn.defer_logits():
+            task_loss, count, outputs = super().loss(model, params, batch, dropout, train, extra)
         if len(calls) != 1:
             raise UsageError(
                 f"--teacher: the objective '{self.name}' runs the model {len(calls)} times per "
@@ -184,16 +259,21 @@ class Distillation(Objective):
             "task_loss": totals.get("loss", task_loss),
             "task_targets": count,
         }
-        if data.hidden_state_weight:
-            distance, hidden_mask = self._hidden_distance(call, teacher_output, batch, mask)
-            hidden = jnp.where(hidden_mask, distance, 0.0).sum()
-            total += data.hidden_state_weight * scale * hidden
-            fixed["hidden_state_distance"] = hidden
+        for name, weight in self.inner_weights.items():
+            compare = self._compare_hidden if name == HIDDEN_STATES else self._compare_attention
+            differences = compare(call.output, teacher_output, params)
+            fixed[name] = jnp.where(mask, _per_target(differences, batch, mask), 0.0).sum()
+            total += weight * scale * fixed[name]
         totals |= jax.lax.stop_gradient(fixed)
         totals.setdefault("loss", fixed["task_loss"])
         totals["loss"] = jax.lax.stop_gradient(totals["loss"])
         outputs["totals"] = totals
         return total, count, outputs
+
+    def _requested_outputs(self) -> dict[str, bool]:
+        """Returns the keyword arguments that make a model return its inner values."""
+        names = {HIDDEN_STATES: "output_hidden_states", ATTENTIONS: "output_attentions"}
+        return {names[name]: True for name in self.inner_weights}
 
     def _run_teacher(self, call: ForwardCall, batch: Batch) -> Any:
         """Runs the teacher on the inputs of the student."""
@@ -206,8 +286,7 @@ class Distillation(Objective):
             for name, value in inputs.items()
             if value is not None and (name in names[:2] or teacher.accepts(name))
         }
-        if self.arguments.hidden_state_weight:
-            inputs["output_hidden_states"] = True
+        inputs |= self._requested_outputs()
         run: Any = teacher
         auxiliary: Any = batch["auxiliary"]
         return run(params=auxiliary[TEACHER], train=False, **inputs)
@@ -236,7 +315,7 @@ class Distillation(Objective):
             )
         data, size = self.arguments, self.num_tokens
 
-        def losses(student: jax.Array, target: jax.Array) -> jax.Array:
+        def compare(student: jax.Array, target: jax.Array) -> jax.Array:
             if size is not None and self.has_vocabulary:
                 student = student[..., :size]
                 ids = self.teacher_ids
@@ -254,14 +333,14 @@ class Distillation(Objective):
 
         mask = self._positions(batch)
         if isinstance(student, DeferredLogits) or isinstance(teacher, DeferredLogits):
-            return map_logits(losses, (student, teacher)), mask
+            return map_logits(compare, (student, teacher)), mask
         if not self.has_vocabulary and student.shape != teacher.shape:
             raise UsageError(
                 f"the outputs of --teacher {data.teacher} have the shape {teacher.shape}, but "
                 f"those of the student have the shape {student.shape}: use a teacher and a student "
                 "with the same labels"
             )
-        return losses(student, teacher), mask
+        return compare(student, teacher), mask
 
     def _positions(self, batch: Batch) -> jax.Array:
         """Returns a mask of the positions at which logits are compared."""
@@ -273,31 +352,42 @@ class Distillation(Objective):
             return batch["labels"] != IGNORE_INDEX
         return batch["valid"]
 
-    def _hidden_distance(
-        self, call: ForwardCall, teacher_output: Any, batch: Batch, mask: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the cosine distance of the last hidden states, and which positions count."""
-        student, target = (_last_hidden(output) for output in (call.output, teacher_output))
+    def _compare_hidden(self, output: Any, teacher_output: Any, params: Params) -> jax.Array:
+        """Returns the cosine distance of the last hidden states, `(rows, tokens)`."""
+        student, target = (
+            _last_layer(each, "hidden_states").astype(jnp.float32)
+            for each in (output, teacher_output)
+        )
+        if self.projects_hidden_states:
+            student = student @ params[MODULES_KEY][PROJECTION]["kernel"]
         if student.shape != target.shape:
             raise UsageError(
-                f"--hidden_state_weight: the hidden states of the teacher have "
-                f"{target.shape[-1]} features, but those of the student {student.shape[-1]}. Use a "
-                "student with the same hidden_size, or drop the flag"
+                f"--hidden_state_weight: the hidden states of the teacher have the shape "
+                f"{target.shape}, but those of the student {student.shape}: drop the flag"
             )
-        distance = cosine_distance(student, jax.lax.stop_gradient(target))
-        if distance.ndim == mask.ndim and distance.shape == mask.shape:
-            return distance, mask
-        tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
-        real = tokens.reshape(distance.shape)
-        # One number per row, so that both losses have the same divisor.
-        mean = jnp.where(real, distance, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
-        return mean.reshape(len(mask), -1).mean(-1), mask
+        return losses.pairwise_distance(student, jax.lax.stop_gradient(target), "cosine")
+
+    def _compare_attention(self, output: Any, teacher_output: Any, params: Params) -> jax.Array:
+        """Returns the divergence of the attention weights of the last layers, `(rows, tokens)`."""
+        student, target = (_last_layer(each, "attentions") for each in (output, teacher_output))
+        if student is None or target is None:
+            raise UsageError(
+                f"--attention_weight: the {'student' if student is None else 'teacher'} returns no "
+                "attention weights: drop the flag"
+            )
+        if student.shape != target.shape:
+            raise UsageError(
+                f"--attention_weight: the attention weights of the teacher have the shape "
+                f"{target.shape}, but those of the student {student.shape}. Use a student with "
+                "the same number of attention heads, or drop the flag"
+            )
+        return attention_divergence(student, jax.lax.stop_gradient(target))
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns the metrics of the label loss, and those of the distillation.
 
-        "distillation_loss" and "hidden_state_distance" are means over the compared positions, and
-        "total_loss" is the minimized loss.
+        "distillation_loss", "hidden_state_distance" and "attention_divergence" are means over the
+        compared positions, and "total_loss" is the minimized loss.
         """
         data, metrics = self.arguments, super().metrics(totals)
         distilled = max(totals["distilled"], 1)
@@ -305,9 +395,9 @@ class Distillation(Objective):
         metrics["distillation_loss"] = totals["distillation"] / distilled
         total = data.task_weight * task_loss
         total += data.distillation_weight * metrics["distillation_loss"]
-        if "hidden_state_distance" in totals:
-            metrics["hidden_state_distance"] = totals["hidden_state_distance"] / distilled
-            total += data.hidden_state_weight * metrics["hidden_state_distance"]
+        for name, weight in self.inner_weights.items():
+            metrics[name] = totals[name] / distilled
+            total += weight * metrics[name]
         return metrics | {"total_loss": total}
 
 
@@ -320,13 +410,15 @@ class EmbeddingDistillation(Distillation):
     distillation_losses = ("cosine", "mse", "margin_mse", *DIVERGENCES)
 
     def setup(self) -> None:
-        """Also rejects the comparison of hidden states."""
+        """Also rejects the comparison of hidden states and attention weights."""
         super().setup()
-        if self.arguments.hidden_state_weight:
-            raise UsageError(
-                "--hidden_state_weight is for models with logits: the objective 'embedding' "
-                "compares embeddings. Drop the flag"
-            )
+        data = self.arguments
+        for flag in ("hidden_state_weight", "attention_weight"):
+            if getattr(data, flag):
+                raise UsageError(
+                    f"--{flag} is for models with logits: the objective 'embedding' compares "
+                    "embeddings. Drop the flag"
+                )
 
     def loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Returns the loss of the objective, to which :meth:`add_terms` adds the distillation."""
@@ -339,17 +431,16 @@ class EmbeddingDistillation(Distillation):
         """Returns the weighted sum of both losses, and the totals of both."""
         objective: Any = super()
         task_loss, totals = objective.add_terms(result, vectors, batch, train, totals)
-        values, valid = self._compare_vectors(vectors, self._teacher_vectors(batch), batch)
-        distilled = jnp.where(valid, values, 0.0).sum()
+        compared = self._compare_vectors(vectors, self._teacher_vectors(batch), batch)
         fixed = {
             "loss": task_loss,
-            "distillation": distilled,
-            "distilled": valid.sum(),
+            "distillation": compared.total,
+            "distilled": compared.count,
             "task_loss": task_loss,
             "task_targets": result.count,
         }
         data = self.arguments
-        total = data.task_weight * task_loss + data.distillation_weight * distilled
+        total = data.task_weight * task_loss + data.distillation_weight * compared.total
         return total, totals | jax.lax.stop_gradient(fixed)
 
     def _teacher_vectors(self, batch: Batch) -> jax.Array:
@@ -363,27 +454,25 @@ class EmbeddingDistillation(Distillation):
         vectors, _ = objective.encode(teacher, params, inputs, None, False, None)
         return jax.lax.stop_gradient(vectors)
 
-    def _compare_vectors(
-        self, own: jax.Array, other: jax.Array, batch: Batch
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distillation loss of each row, and which rows count."""
-        name, texts = self.distillation_loss, own.shape[1]
-        if name in ("cosine", "mse") and own.shape != other.shape:
-            raise UsageError(
-                f"--distillation_loss {name}: the embeddings of the teacher have "
-                f"{other.shape[-1]} features, but those of the student {own.shape[-1]}. Use "
-                "margin_mse or forward_kl, which compare similarities"
-            )
+    def _compare_vectors(self, student: jax.Array, teacher: jax.Array, batch: Batch) -> LossSum:
+        """Returns the distillation loss, a mean over the rows."""
+        name, texts, valid = self.distillation_loss, student.shape[1], batch["valid"]
+        student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
         if name == "margin_mse":
             if texts < 3:
                 raise UsageError(
                     "--distillation_loss margin_mse requires negatives: add a column 'negative'"
                 )
-            return margin_squared_error(own, other), batch["valid"]
-        if name == "cosine":
-            return cosine_distance(own, other).mean(-1), batch["valid"]
-        if name == "mse":
-            return squared_error(own, other).mean(-1), batch["valid"]
+            return losses.margin_mse(document_scores(student), document_scores(teacher), valid)
+        if name in ("cosine", "mse"):
+            if student.shape != teacher.shape:
+                raise UsageError(
+                    f"--distillation_loss {name}: the embeddings of the teacher have "
+                    f"{teacher.shape[-1]} features, but those of the student {student.shape[-1]}. "
+                    "Use margin_mse or forward_kl, which compare similarities"
+                )
+            metric: Any = name
+            return losses.embed_distill(student, teacher, valid, metric=metric)
         data: Any = self.arguments
         scale = 20.0 if data.scale is None else data.scale
 
@@ -391,19 +480,50 @@ class EmbeddingDistillation(Distillation):
             unit = l2_normalize(vectors)
             candidates = unit[:, 1:].reshape(-1, unit.shape[-1])
             similarities = scale * (unit[:, 0] @ candidates.T)
-            return jnp.where(jnp.repeat(batch["valid"], texts - 1)[None], similarities, -1e9)
+            return jnp.where(jnp.repeat(valid, texts - 1)[None], similarities, -1e9)
 
         values = divergence(
-            name, scores(own), scores(other), data.distillation_temperature, data.distillation_beta
+            name,
+            scores(student),
+            scores(teacher),
+            data.distillation_temperature,
+            data.distillation_beta,
         )
-        return values, batch["valid"]
+        return losses.weighted_sum(values, valid)
 
 
-def _last_hidden(output: Any) -> jax.Array:
-    """Returns the last hidden states of a model's output, of the decoder if there is one."""
-    for name in ("decoder_hidden_states", "hidden_states"):
-        states = getattr(output, name, None)
-        if states is not None:
-            return states[-1]
-    last: jax.Array = output.last_hidden_state
-    return last
+def _last_layer(output: Any, name: str) -> Any:
+    """Returns the values of the last layer of a model, of the decoder if there is one.
+
+    Args:
+        output: The output of the model.
+        name: "hidden_states" or "attentions".
+    """
+    for field in (f"decoder_{name}", name):
+        layers = getattr(output, field, None)
+        if layers is not None:
+            return layers[-1]
+    return getattr(output, "last_hidden_state", None) if name == "hidden_states" else None
+
+
+def _per_target(values: jax.Array, batch: Batch, mask: jax.Array) -> jax.Array:
+    """Returns values with one entry per target, from values of tokens.
+
+    Args:
+        values: One value per token, `(rows, tokens)`.
+        batch: The batch.
+        mask: Which targets count. If there is one target per token, the values do not change. If
+            there is one per row, it gets the mean over the tokens of the row.
+    """
+    if values.shape == mask.shape:
+        return values
+    tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
+    real = tokens.reshape(values.shape)
+    mean = jnp.where(real, values, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
+    return mean.reshape(len(mask), -1).mean(-1)
+
+
+def _width(model: FlaxPreTrainedModel) -> int | None:
+    """Returns the number of features of a model's last hidden states."""
+    config = getattr(model.config, "decoder", model.config)
+    return getattr(config, "hidden_size", None)

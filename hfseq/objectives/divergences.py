@@ -50,34 +50,24 @@ def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
     return (jnp.exp(first) * (first - second)).sum(-1)
 
 
-def cosine_distance(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns 1 minus the cosine of the angle between vectors, in float32."""
-    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
-    squares = (first * first).sum(-1) * (second * second).sum(-1)
-    return 1 - (first * second).sum(-1) * jax.lax.rsqrt(jnp.maximum(squares, 1e-16))
-
-
 def squared_error(first: jax.Array, second: jax.Array) -> jax.Array:
     """Returns the mean squared difference over the last axis, in float32."""
     return jnp.square(first.astype(jnp.float32) - second.astype(jnp.float32)).mean(-1)
 
 
-def margin_squared_error(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the error of the differences between the scores of a positive and its negatives.
-
-    This is MarginMSE (Hofstätter et al., 2020) with dot products as scores.
+def attention_divergence(student: jax.Array, teacher: jax.Array) -> jax.Array:
+    """Returns KL(T || S) between the attention weights of two models (Wang et al., 2020).
 
     Args:
-        student: Embeddings of an anchor, its positive and its negatives, `(rows, texts, features)`.
-        teacher: The same of the teacher, with another number of features if necessary.
+        student: Attention weights of the student, `(rows, heads, queries, keys)`.
+        teacher: Attention weights of the teacher, of the same shape. The weights of a query are all
+            0 if it attends to no key. Its divergence is then 0.
 
     Returns:
-        The squared error, averaged over the negatives, `(rows,)`.
+        The mean over the heads, float32 `(rows, queries)`.
     """
-
-    def margins(vectors: jax.Array) -> jax.Array:
-        vectors = vectors.astype(jnp.float32)
-        scores = (vectors[:, :1] * vectors[:, 1:]).sum(-1)
-        return scores[:, :1] - scores[:, 1:]
-
-    return jnp.square(margins(student) - margins(teacher)).mean(-1)
+    student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
+    # Softmax weights of float32 can underflow to 0, for which the logarithm would be infinite.
+    smallest = jnp.finfo(jnp.float32).tiny
+    ratio = jnp.log(jnp.maximum(teacher, smallest)) - jnp.log(jnp.maximum(student, smallest))
+    return (teacher * ratio).sum(-1).mean(1)

@@ -34,7 +34,28 @@ class DPO(ReferenceObjective):
     tags = ("dpo",)
     sums = (*PAIR_SUMS, "pair_loss", "chosen_nll")
 
+    citation = """\
+@inproceedings{rafailov2023direct,
+  title = {Direct Preference Optimization: Your Language Model is Secretly a Reward Model},
+  author = {Rafailov, Rafael and Sharma, Archit and Mitchell, Eric and Manning, Christopher D. and
+            Ermon, Stefano and Finn, Chelsea},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2023},
+  url = {https://arxiv.org/abs/2305.18290}
+}"""
+
     arguments: DPOArguments
+
+    @property
+    def method(self) -> str:
+        """The losses with their weights and formulas."""
+        data = self.arguments
+        terms = [
+            f"{'' if weight == 1 else f'{weight:g} × '}`{name}`: {losses.DPO_FORMULAS[name]}"
+            for name, weight in data.weighted_losses.items()
+        ]
+        smoothing = f", ε = {data.label_smoothing:g}" if data.label_smoothing else ""
+        return f"direct preference optimization, {' + '.join(terms)}, β = {data.beta:g}{smoothing}"
 
     def setup(self) -> None:
         """Separates the losses of pairs from the cross-entropy of the chosen answers."""

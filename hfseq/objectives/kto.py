@@ -46,7 +46,26 @@ class KTO(ReferenceObjective):
         *("chosen_count", "rejected_count", "entropy", "kl"),
     )
 
+    citation = """\
+@inproceedings{ethayarajh2024kto,
+  title = {Model Alignment as Prospect Theoretic Optimization},
+  author = {Ethayarajh, Kawin and Xu, Winnie and Muennighoff, Niklas and Jurafsky, Dan and
+            Kiela, Douwe},
+  booktitle = {International Conference on Machine Learning},
+  year = {2024},
+  url = {https://arxiv.org/abs/2402.01306}
+}"""
+
     arguments: KTOArguments
+
+    @property
+    def method(self) -> str:
+        """The loss and its parameters."""
+        data = self.arguments
+        return (
+            f"Kahneman-Tversky optimization, `{data.loss_type}`, β = {data.beta:g}, weights "
+            f"{data.desirable_weight:g} (good) and {data.undesirable_weight:g} (bad)"
+        )
 
     def setup(self) -> None:
         """Selects whether the KL divergence is estimated."""
@@ -95,7 +114,14 @@ class KTO(ReferenceObjective):
         """Returns ``count`` rows of completions without padding."""
         rows = super().full_rows(count, length)
         if self.estimates_kl:
-            rows |= {f"{MISMATCHED}_{name}": array for name, array in rows.items()}
+            rows |= {
+                f"{MISMATCHED}_{name}": rows[source]
+                for name, source in (
+                    ("ids", "input_ids"),
+                    ("segments", "segment_ids"),
+                    ("learned", "learned"),
+                )
+            }
         return rows | {"label": (np.arange(count) % 2).astype(np.float32)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:

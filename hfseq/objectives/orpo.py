@@ -31,7 +31,24 @@ class ORPO(PreferenceObjective):
     sums = (*PAIR_SUMS, "pair_loss", "chosen_nll", "nll_tokens", "log_odds")
     uses_step_totals = True
 
+    citation = """\
+@inproceedings{hong2024orpo,
+  title = {{ORPO}: Monolithic Preference Optimization without Reference Model},
+  author = {Hong, Jiwoo and Lee, Noah and Thorne, James},
+  booktitle = {Conference on Empirical Methods in Natural Language Processing},
+  year = {2024},
+  url = {https://arxiv.org/abs/2403.07691}
+}"""
+
     arguments: ORPOArguments
+
+    @property
+    def method(self) -> str:
+        """The loss and its parameter."""
+        return (
+            "odds ratio preference optimization, cross-entropy − β log σ(log odds ratio), β = "
+            f"{self.arguments.beta:g}"
+        )
 
     def step_totals(
         self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows, shift_right
 from hfseq.data.chat import configure_tokenizer
 from hfseq.data.preferences import (
     AnswerRows,
+    Answers,
     Encoded,
     PackedAnswerRows,
     PreferenceEncoder,
@@ -24,6 +26,7 @@ from hfseq.data.preferences import (
 )
 from hfseq.data.records import load_records
 from hfseq.data.tokenizers import pad_token_id
+from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.base import (
     Arrays,
@@ -94,6 +97,8 @@ class PreferenceObjective(Objective):
     row_guarantees = base.RowGuarantees()
     #: Number of answers per row.
     num_answers: ClassVar[int] = 2
+    #: Whether the loss depends on where the prompt ends.
+    requires_prompt: ClassVar[bool] = True
     #: Whether examples that are too long are left out instead of truncated.
     drop_long: ClassVar[bool] = False
 
@@ -151,6 +156,7 @@ class PreferenceObjective(Objective):
             splits[split],
             self.num_answers == 2,
             self.encoder_decoder,
+            self.requires_prompt,
         )
         return encode_preferences(encoder, splits[split], split, length, self.drop_long)
 
@@ -175,26 +181,82 @@ class PreferenceObjective(Objective):
             *(split, len(examples), len(rows), num_targets, rows.total_tokens),
             f", {num_truncated} examples truncated to {max_length} tokens" if num_truncated else "",
         )
-        stats = {
+        stats: dict[str, Any] = {
             "documents": len(examples),
             "tokens": rows.total_tokens,
             "targets": num_targets,
             "truncated": num_truncated,
             "dropped": num_invalid,
         }
+        if self.num_answers == 2:
+            chosen, rejected = answer_lengths(examples)
+            stats["answer_tokens"] = [float(chosen.mean()), float(rejected.mean())]
+            stats["chosen_longer"] = float(
+                (chosen > rejected).mean() + (chosen == rejected).mean() / 2
+            )
         return rows, stats
+
+    # -- the model card
+
+    @property
+    def method(self) -> str:
+        """The method and its formula, for the model card."""
+        raise NotImplementedError
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Returns the method, the examples, and the results on the validation split."""
+        rows = {"Method": self.method}
+        for split, name in (("train", "Training"), ("validation", "Validation")):
+            if split in counts:
+                numbers = counts[split]
+                rows[f"{name} examples"] = (
+                    f"{numbers['documents']:,} used, of which {numbers['truncated']:,} truncated; "
+                    f"{numbers['dropped']:,} left out"
+                )
+        train = counts.get("train", {})
+        if "answer_tokens" in train:
+            chosen, rejected = train["answer_tokens"]
+            rows["Tokens per answer"] = (
+                f"{chosen:.1f} (chosen) and {rejected:.1f} (rejected). The chosen answer is the "
+                f"longer one in {train['chosen_longer']:.1%} of the training pairs, where equal "
+                "lengths count half"
+            )
+        series = {
+            name: [record[name] for record in log if name in record]
+            for name in ("eval_rewards/accuracies", "eval_accuracy", "train_logps/chosen")
+        }
+        accuracies = series["eval_rewards/accuracies"] or series["eval_accuracy"]
+        number = counts.get("validation", {}).get("documents")
+        if accuracies and number:
+            low, high = binomial_interval(accuracies[-1], number)
+            rows["Chosen answer preferred"] = (
+                f"{accuracies[-1]:.1%} of {number:,} validation pairs (95% interval: {low:.1%} to "
+                f"{high:.1%})"
+            )
+        if logps := series["train_logps/chosen"]:
+            rows["Log-probability of chosen answers"] = (
+                f"{logps[0]:.4g} in the first logged step, {logps[-1]:.4g} in the last"
+            )
+        return rows
+
+    @property
+    def sequences_per_row(self) -> int:
+        """The number of answers per row."""
+        return self.num_answers
 
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of answers without padding."""
         width = self.row_length(length)
         shape = (count, width) if self.packing else (count, self.num_answers, width)
         ids = np.full(shape, len(self.tokenizer.all_special_ids), np.int32)
-        ones, pairs = np.ones(shape, np.int32), np.ones((count, 1), bool)
+        ones = np.ones(shape, np.int32)
         segments = 1 + np.arange(width, dtype=np.int32) * 2 // width if self.packing else 1
-        rows = {"answer_ids": ids, "segments": ones * segments, "targets": ids, "learned": ones}
+        rows = {"input_ids": ids, "segment_ids": ones * segments, "learned": ones}
         if self.encoder_decoder:
-            rows |= {"prompts": ids[:, 0], "prompt_segments": ones[:, 0]}
-        return rows | {"pairs": pairs}
+            rows |= {"prompt_ids": ids[:, 0], "prompt_segments": ones[:, 0]}
+        return rows | {"valid": np.ones(count, bool)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Computes the inputs, the targets and the mask of the answers."""
@@ -281,8 +343,10 @@ class PreferenceObjective(Objective):
             )
             inputs: dict[str, Any] = {"input_ids": prompts, "decoder_input_ids": ids}
             inputs["attention_mask"] = prompt_segments
-        else:
+        elif packed:
             inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
+        else:  # without segment IDs, more kernels support the padding
+            inputs = {"input_ids": ids, "attention_mask": (segments > 0).astype(jnp.int32)}
         dropout: jax.Array | Literal[False] | None = rngs
         if train and self.arguments.disable_dropout:
             dropout = False
@@ -344,6 +408,29 @@ class PreferenceObjective(Objective):
         indices = sorted({number * len(examples) // count for number in range(count)})
         prompts = [examples[index].prompt for index in indices]
         return generate_samples(model, params, self.tokenizer, [ids for ids in prompts if len(ids)])
+
+
+def answer_lengths(examples: Sequence[Answers]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of tokens of the chosen and of the rejected answers."""
+    chosen, rejected = (
+        np.array([len(item.answers[side]) - item.prompt_lengths[side] for item in examples])
+        for side in range(2)
+    )
+    return chosen, rejected
+
+
+def binomial_interval(fraction: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Returns the confidence interval of a fraction of ``count`` trials (Wilson, 1927).
+
+    Args:
+        fraction: The observed fraction.
+        count: Number of trials.
+        z: Quantile of the normal distribution. The default is for a confidence of 95%.
+    """
+    center = fraction + z * z / (2 * count)
+    spread = z * math.sqrt((fraction * (1 - fraction) + z * z / (4 * count)) / count)
+    scale = 1 + z * z / count
+    return max((center - spread) / scale, 0.0), min((center + spread) / scale, 1.0)
 
 
 # -- the sums of pairs and the metrics of TRL
@@ -421,6 +508,53 @@ class ReferenceObjective(PreferenceObjective):
         """Selects whether the reference model is only used before training."""
         super().setup()
         self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Also compares the vocabularies of the model and its reference.
+
+        Raises:
+            UsageError: The reference model has no embedding for a token of the tokenizer.
+        """
+        super().prepare(model)
+        reference = self.auxiliary.get(REFERENCE)
+        if reference is None or self.arguments.ref_model_name_or_path is None:
+            return
+        size = reference.model.vocab_size(
+            "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        )
+        if size is not None and size < len(self.tokenizer):
+            raise UsageError(
+                f"--ref_model_name_or_path {self.arguments.ref_model_name_or_path} has a "
+                f"vocabulary of {size} entries, but the tokenizer has {len(self.tokenizer)} "
+                "tokens: use a reference model with the tokenizer of --model_name_or_path"
+            )
+
+    def full_rows(self, count: int, length: int) -> Arrays:
+        """Returns ``count`` rows of answers without padding."""
+        rows = super().full_rows(count, length)
+        if self.precomputes_auxiliary:
+            pairs = (1,) if self.packing else ()
+            rows["reference_logps"] = np.zeros((count, *pairs, self.num_answers), np.float32)
+        return rows
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Also returns the reference model."""
+        data, rows = self.arguments, super().card_rows(counts, log)
+        reference = self.auxiliary.get(REFERENCE)
+        if data.reference_free:
+            description = "none: all answers have the same probability"
+        elif data.ref_model_name_or_path is not None:
+            description = f"`{data.ref_model_name_or_path}`"
+        elif reference is not None and reference.shared_paths is not None:
+            is_adapter = reference.model.peft_config is not None
+            description = f"the {'first state of the adapter' if is_adapter else 'base model'}"
+        else:
+            description = "the weights from which the training started"
+        if data.precompute_ref_log_probs:
+            description += ", whose log-probabilities were computed before training"
+        return {"Method": rows.pop("Method"), "Reference model": description, **rows}
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
         """Returns the reference model, if there is one."""

@@ -132,6 +132,22 @@ DPO: dict[str, Callable[[Pairs, float, float], jax.Array]] = {
 }
 
 
+#: The formulas of the losses of DPO for model cards. Δ is the log-ratio of the chosen answer minus
+#: that of the rejected answer, and δ is the same with log-ratios per token.
+DPO_FORMULAS = {
+    "sigmoid": "−log σ(βΔ)",
+    "hinge": "max(0, 1 − βΔ)",
+    "ipo": "(δ − 1/(2β))²",
+    "robust": "(−(1−ε) log σ(βΔ) + ε log σ(−βΔ)) / (1 − 2ε)",
+    "cdpo": "−(1−ε) log σ(βΔ) − ε log σ(−βΔ)",
+    "apo_zero": "1 − σ(βr₊) + σ(βr₋)",
+    "apo_down": "σ(βr₊) + 1 − σ(βΔ)",
+    "sigmoid_norm": "−log σ(βδ)",
+    "bco_pair": "−log σ(βr₊) − log σ(−βr₋)",
+    "nca_pair": "−log σ(βr₊) − ½ log σ(−βr₊) − ½ log σ(−βr₋)",
+    "sft": "cross-entropy of the chosen answer",
+}
+
 # -- losses without a reference model
 
 
@@ -170,6 +186,11 @@ class Likelihoods(NamedTuple):
     mean_rejected: jax.Array
 
 
+def alpha_reward(mean: jax.Array, alpha: float) -> jax.Array:
+    """Returns the transformed log-probability per token of AlphaPO, (1 - p^(-alpha)) / alpha."""
+    return -jnp.expm1(-alpha * mean) / alpha if alpha else mean
+
+
 def cpo_loss(
     name: str, pairs: Likelihoods, beta: float, smoothing: float, gamma: float, alpha: float
 ) -> jax.Array:
@@ -194,11 +215,9 @@ def cpo_loss(
         return -(1 - smoothing) * log_sigmoid(beta * difference) - smoothing * log_sigmoid(
             -beta * difference
         )
-    if name == "alphapo" and alpha:
-        transformed = [
-            -jnp.expm1(-alpha * mean) / alpha for mean in (pairs.mean_chosen, pairs.mean_rejected)
-        ]
-        mean_difference = transformed[0] - transformed[1]
+    if name == "alphapo":
+        mean_difference = alpha_reward(pairs.mean_chosen, alpha)
+        mean_difference -= alpha_reward(pairs.mean_rejected, alpha)
     return -log_sigmoid(beta * mean_difference - gamma)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -36,9 +37,48 @@ class RewardModeling(PreferenceObjective):
     tags = ("reward-trainer",)
     has_vocabulary = False
     drop_long = True
+    requires_prompt = False
     sums = ("accurate", "reward_margins", "rewards")
 
+    citation = """\
+@article{bradley1952rank,
+  title = {Rank Analysis of Incomplete Block Designs: {I}. The Method of Paired Comparisons},
+  author = {Bradley, Ralph Allan and Terry, Milton E.},
+  journal = {Biometrika},
+  volume = {39},
+  number = {3/4},
+  pages = {324--345},
+  year = {1952}
+}"""
+
     arguments: RewardArguments
+
+    @property
+    def method(self) -> str:
+        """The loss, and how the reward is computed."""
+        centering = self.arguments.center_rewards_coefficient
+        extra = f" + {centering:g} (s₊ + s₋)²" if centering is not None else ""
+        return f"Bradley-Terry, −log σ(s₊ − s₋ − margin){extra}"
+
+    def card_rows(
+        self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Also returns the range of the rewards, and how to compute them."""
+        rows, tokenizer = super().card_rows(counts, log), self.tokenizer
+        last: dict[str, Any] = {}
+        for record in log:
+            last |= record
+        if "eval_min_reward" in last:
+            rows["Rewards on the validation split"] = (
+                f"{last['eval_min_reward']:.3g} to {last['eval_max_reward']:.3g}, mean "
+                f"{last['eval_mean_reward']:.3g}"
+            )
+        end = "the end of the chat template" if getattr(tokenizer, "chat_template", None) else ""
+        rows["Reward"] = (
+            "the output without a sigmoid. Larger is better. Texts must end with "
+            f"{end or f'`{tokenizer.eos_token}`'}, as in training"
+        )
+        return rows
 
     @classmethod
     def task_head(cls, config: PreTrainedConfig) -> str:

@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,12 @@ from hfseq.checkpoints.quantized import describe_origin
 from hfseq.checkpoints.storage import Workspace
 from hfseq.data.tokenizers import write_v4_config
 from hfseq.errors import CheckpointError, HfseqError, write_atomically
+from hfseq.modeling.sentence import MODULES_KEY
 from hfseq.nn import trees
 from hfseq.objectives.base import GeneratedTexts
 from hfseq.plugins.registry import describe_error
 from hfseq.reports import cards, plots
+from hfseq.reports.log import read_metrics
 from hfseq.training import evaluation
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
@@ -411,7 +413,7 @@ def write_card(
     source = description.get("name", data.dataset_name or _file_names(data.train_file or []))
     languages = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     spec = plugins.load().find_architecture(
-        config.model_type, run.objective.auto_class, arguments.model.bridge
+        config.model_type, run.objective.task_head(config), arguments.model.bridge
     )
     stored = model.stored_config()
     devices = jax.devices()
@@ -447,7 +449,7 @@ def write_card(
         hardware=hardware,
         versions=versions,
         duration_s=progress.seconds,
-        parameters=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract_params)),
+        parameters=_count_parameters(model),
         steps=progress.step,
         tokens_seen=progress.tokens_seen,
         curve_file=curve,
@@ -461,7 +463,8 @@ def write_card(
         language=training.card_language or [code for code in languages if code] or None,
         licence=training.card_license,
         about=spec.card or "",
-        citation=spec.citation,
+        citation="\n\n".join(filter(None, (spec.citation, run.objective.citation))),
+        extra_sections=_method_section(run, description),
         adapter=_describe_adapter(model),
         tags=run.objective.tags,
         chat=bool(getattr(run.tokenizer, "chat_template", None)),
@@ -488,6 +491,29 @@ def write_card(
         write_atomically(run.folder / CARD_DATA_FILE, errors.redact_private(text) + "\n")
     except OSError as error:
         logger.warning("could not write the model card: %s", error)
+
+
+def _method_section(run: Run, description: Mapping[str, Any]) -> list[str]:
+    """Returns the section of the model card about the training method, if there is one."""
+    log = run.folder / "metrics.jsonl"
+    counts = {split: value for split, value in description.items() if isinstance(value, dict)}
+    rows = run.objective.card_rows(counts, read_metrics(log) if log.exists() else [])
+    if not rows:
+        return []
+    return ["\n".join(["## Method", "", "| | |", "|---|---|", *_table_rows(rows)])]
+
+
+def _table_rows(rows: Mapping[str, str]) -> Iterator[str]:
+    for name, value in rows.items():
+        yield f"| {name} | {cards.shorten_paths(value).replace('|', chr(92) + '|')} |"
+
+
+def _count_parameters(model: FlaxPreTrainedModel) -> int:
+    """Returns the number of parameters that are saved with the model."""
+    sizes = {p: math.prod(leaf.shape) for p, leaf in trees.flatten(model.abstract_params).items()}
+    if model.sentence_config is None:  # the weights of modules are only used in training
+        sizes = {path: size for path, size in sizes.items() if path[0] != MODULES_KEY}
+    return sum(sizes.values())
 
 
 def _file_names(files: Sequence[str]) -> str:

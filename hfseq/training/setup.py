@@ -413,10 +413,10 @@ def build_run(
             config = load_config(arguments, tokenizer, objective_class)
     model = build_model(arguments, config, objective_class.task_head(config))
     objective = objective_class(arguments.data, tokenizer, config)
-    objective.prepare(model)  # may add parameters
-    layout = shard_model(model, mesh, training.sequence_parallel)
     auxiliary = plan_auxiliary(arguments, objective, model, mesh)
     objective.auxiliary = {name: plan.structure for name, plan in auxiliary.items()}
+    objective.prepare(model)  # may add parameters
+    layout = shard_model(model, mesh, training.sequence_parallel)
     check_packing(arguments, objective, model)
     if training.do_train:
         _record_collections(model, progress, training.output_dir)

@@ -262,8 +262,9 @@ def make_meter(
     peak = peak_flops(model.precision.compute_dtype, peak_tflops)
     training: Any = getattr(data.train, "rows", None)
     if not hasattr(training, "sums"):
-        flops = run_flops(model, objective, rows, length)
-        return Meter(flops / (rows * data.length), peak)
+        sequences = objective.sequences_per_row
+        flops = run_flops(model, objective, sequences, length)
+        return Meter(flops / (data.length if sequences == 1 else sequences * length), peak)
     real, padded = training.sums, training.padded_sums
     tokens = real.source + real.target
     return Meter(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer, LlamaConfig
 
+import hfseq
 from hfseq.cli.plan import run as planned
 from hfseq.nn.logits import CHUNK_LOGITS
 from hfseq.training import aot
@@ -24,7 +24,7 @@ LENGTH, VOCABULARY, ROWS = 640, 32_768, 8
 @pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "clm"])
 @pytest.mark.parametrize("target", ["h200", "v5e"])
 def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_path):
-    name, _ = aot.parse(target)
+    name = aot.parse(target)[0].name
     if reason := aot.unavailable_reason(name):
         pytest.skip(reason)
     devices = aot.describe(name, 1)
@@ -42,7 +42,7 @@ def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_p
     flags |= {"precision": "bfloat16", "per_device_train_batch_size": ROWS}
     flags |= {"block_size" if objective == "clm" else "max_length": LENGTH}
     if objective == "clm":
-        config.save_pretrained(tmp_path / "teacher")
+        hfseq.FlaxLlamaForCausalLM(config).save_pretrained(tmp_path / "teacher")
         AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "teacher")
         flags["teacher"] = tmp_path / "teacher"
     arguments = parse([f"--{key}={value}" for key, value in flags.items()], objective=objective)
@@ -56,16 +56,12 @@ def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_p
         config=config,
         with_data=False,
     )
-    rows = run.objective.full_rows(ROWS, run.batch.length)
-    if objective == "clm":
-        rows = run.objective.collate(rows, None, 1)
-    batch = planned.abstract_placed_batch(run, rows | {"row": np.arange(ROWS, dtype=np.int32)})
     program = aot.compile_for(
         devices[0],
         run.step_function(),
         run.abstract_state(),
         run.abstract_frozen(),
-        batch,
+        planned.abstract_batch(run, ROWS),
         fast_compile=True,
     )
     shapes = {

@@ -134,6 +134,10 @@ def test_truncation_keeps_the_start_or_the_end(mode, encode):
             "identical after truncation",
         ),
         (
+            {"prompt": PROMPT, "chosen": PROMPT + GOOD, "rejected": PROMPT + BAD},
+            "the answers repeat the prompt",
+        ),
+        (
             {"prompt": PROMPT, "chosen": GOOD, "rejected": BAD, "margin": float("inf")},
             "the margin must be a finite number",
         ),
@@ -152,6 +156,11 @@ def test_invalid_pairs_are_reported_by_row_and_counted(example, problem, encode,
 def test_conversations_without_a_common_prompt_are_invalid(encode, caplog):
     other = {"chosen": PROMPT + GOOD, "rejected": [turn("user", "else"), *BAD]}
     assert encode([FORMATS["implicit"], other]).num_invalid == 1
+    assert "do not begin with the same prompt" in caplog.text
+    # The first tokens of both strings are the same, or none.
+    strings = {"chosen": "hot : cold", "rejected": "hot : big"}
+    caplog.clear()
+    assert encode([strings, {"chosen": "hot", "rejected": "big"}]).num_invalid == 1
     assert "do not begin with the same prompt" in caplog.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,18 +44,18 @@ def test_divergences_equal_their_definitions(name, temperature):
     np.testing.assert_allclose(result, expected, rtol=2e-5)
 
 
-def test_distances_of_vectors_equal_their_definitions():
-    own, other = (jnp.asarray(x.reshape(1, 5, 11), jnp.float32) for x in (STUDENT, TEACHER))
-    cosines = [
-        s @ t / np.linalg.norm(s) / np.linalg.norm(t) for s, t in zip(STUDENT, TEACHER, strict=True)
-    ]
-    np.testing.assert_allclose(
-        divergences.cosine_distance(own, other)[0], 1 - np.array(cosines), rtol=1e-4, atol=1e-6
-    )
-    margins = [vectors[0] @ vectors[1] - vectors[2:] @ vectors[0] for vectors in (STUDENT, TEACHER)]
-    expected = np.square(margins[0] - margins[1]).mean()
-    result = divergences.margin_squared_error(own, other)
-    np.testing.assert_allclose(result, [expected], rtol=1e-5)
+def test_the_divergence_of_attention_weights_is_a_mean_over_heads():
+    hidden = [[0, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]]  # the last query sees no key
+    scores = np.where(hidden, -np.inf, DRAW.normal(size=(2, 2, 5, 3, 4)) * 5)
+    with np.errstate(invalid="ignore"):
+        student, teacher = np.nan_to_num(softmax(scores))
+        terms = np.nan_to_num(teacher * np.log(teacher / student))
+    expected = terms.sum(-1).mean(1)
+    result = divergences.attention_divergence(*map(jnp.float32, (student, teacher)))
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-6)
+    assert not result[:, -1].any()
+    gradient = jax.grad(lambda x: divergences.attention_divergence(x, jnp.float32(teacher)).sum())
+    assert jnp.isfinite(gradient(jnp.float32(student))).all()
 
 
 @pytest.fixture

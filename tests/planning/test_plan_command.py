@@ -89,6 +89,24 @@ def test_run_out_of_memory_plan_suggests_changes(capsys):
 
 
 @pytest.mark.slow
+def test_preferences_are_planned_with_the_memory_of_the_reference_model(capsys):
+    flags = ("--devices", "h200:2", "--json", "--objective", "dpo")
+    full, adapter, stored = (
+        json.loads(plan(capsys, *flags, *more)[0])
+        for more in ((), ("--", "--use_peft"), ("--", "--precompute_ref_log_probs"))
+    )
+    assert full["bytes"]["auxiliary"] == full["bytes"]["parameters"]
+    assert adapter["bytes"]["auxiliary"]["all"] == stored["bytes"]["auxiliary"]["all"] == 0
+    assert full["fit"]["needed"] > stored["fit"]["needed"]
+    # Each row has two answers, and the reference model adds a forward pass.
+    clm = json.loads(plan(capsys, *flags[:-1], "clm")[0])
+    assert full["time"]["tokens"] == 2 * clm["time"]["tokens"]
+    assert full["time"]["flops"] == pytest.approx(2 * clm["time"]["flops"] * 4 / 3)
+    text, _ = plan(capsys, "--devices", "h200:2", "--objective", "kto")
+    assert "reference model or teacher" in text
+
+
+@pytest.mark.slow
 def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
     command = [sys.executable, "-m", "hfseq.cli", *TINY, "--devices", "h200:64", "--json"]
     environment = os.environ | {"JAX_PLATFORMS": "cuda"}  # not available

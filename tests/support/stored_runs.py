@@ -35,7 +35,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.support import chats
+from tests.support import chats, preferences
 from tests.support.audio import write_words
 
 STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
@@ -85,6 +85,15 @@ _CLM = {
     "block_size": 16,
     "config_overrides": _GPT2,
 }
+_PREFERENCES = {
+    "model_type": "llama",
+    "tokenizer_name": f"{DATA}/chat",
+    "train_file": f"{DATA}/preferences.jsonl",
+    "validation_file": None,
+    "max_length": 48,
+    "eos_token": "<|im_end|>",
+    "config_overrides": f"{_BERT},num_key_value_heads=1,max_position_embeddings=48",
+}
 
 #: The objective and the flags of each run by name. The runs use different optimizers, because the
 #: states of optimizers have different names in checkpoints.
@@ -114,6 +123,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "assistant_only_loss": True, "eos_token": "<|im_end|>",
         "config_overrides": f"{_BERT},num_key_value_heads=1,max_position_embeddings=48",
     }),
+    "dpo": ("dpo", _PREFERENCES | {"packing": True}),
+    "kto": ("kto", _PREFERENCES),
+    "orpo": ("orpo", _PREFERENCES),
+    "cpo": ("cpo", _PREFERENCES | {"loss_type": "simpo", "beta": 2, "cpo_alpha": 0.5}),
+    "reward": ("reward", _PREFERENCES | {"pad_token": "<|endoftext|>"}),
     "token_classification": ("token_classification", {
         "model_type": "bert", "tokenizer_name": f"{DATA}/bert", "max_seq_length": 16,
         "train_file": f"{DATA}/tags.jsonl", "validation_file": None,
@@ -337,6 +351,8 @@ def write(target: Path) -> None:
         chats.write_tokenizer(target / "data" / "chat")
         lines = ({"messages": conversation} for conversation in chats.conversations(40))
         chats.write_lines(target / "data" / "chats.jsonl", lines)
+    if not (target / "data" / "preferences.jsonl").exists():
+        chats.write_lines(target / "data" / "preferences.jsonl", preferences.pairs(40))
     if not (target / "data" / "tags.jsonl").exists():
         write_tasks(target / "data")
     for name, (objective, run_flags) in RUNS.items():

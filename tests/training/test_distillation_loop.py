@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import hfseq
 from hfseq.errors import UsageError
 from tests.training.conftest import assert_same, check_resume, losses
+
+
+def metric_values(folder, name) -> list[float]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record[name] for record in records if name in record]
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +43,56 @@ def distill(train, teachers):
     ["clm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlm", "translation"))],
 )
 def test_distillation_does_not_depend_on_micro_batches(distill, objective):
-    hidden = {"hidden_state_weight": 1.0}
+    hidden = {"hidden_state_weight": 1.0, "attention_weight": 1.0}
     whole, parts = (
         distill(f"micro-{count}", objective, gradient_accumulation_steps=count, **hidden)
         for count in (1, 4)
     )
     assert_same(losses(whole.folder), losses(parts.folder))
-    expected = {"eval_loss", "eval_distillation_loss", "eval_hidden_state_distance"}
-    assert expected <= whole.metrics.keys()
+    inner = {"eval_hidden_state_distance", "eval_attention_divergence"}
+    assert {"eval_loss", "eval_distillation_loss", *inner} <= whole.metrics.keys()
 
 
 def test_a_student_that_equals_its_teacher_has_no_distillation_loss(distill, teachers):
     distill("first", "clm")
     start = {"model_type": None, "config_overrides": None, "model_name_or_path": teachers["clm"]}
-    same = distill("same", "clm", do_eval=True, output_dir=teachers["clm"], **start)
-    assert same.metrics["eval_distillation_loss"] == pytest.approx(0, abs=1e-6)
+    weights = {"hidden_state_weight": 1.0, "attention_weight": 1.0}
+    same = distill("same", "clm", do_eval=True, output_dir=teachers["clm"], **start, **weights)
+    for name in ("distillation_loss", "hidden_state_distance", "attention_divergence"):
+        assert same.metrics[f"eval_{name}"] == pytest.approx(0, abs=1e-6), name
     total = same.metrics["eval_total_loss"]
     assert total == pytest.approx(0.5 * same.metrics["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_narrower_student_learns_hidden_states_through_a_map_that_is_not_saved(
+    distill, teachers, tmp_path
+):
+    distill("first", "clm")
+    narrow = "n_embd=16,n_layer=1,n_head=4,n_positions=40"
+
+    def run(output, callbacks=(), **options):
+        flags = {"hidden_state_weight": 1.0, "config_overrides": narrow, "learning_rate": 1e-2}
+        return distill(output, "clm", callbacks=callbacks, **flags, **options)
+
+    trained = run("narrow", max_steps=20)
+    steps = metric_values(trained.folder, "train_hidden_state_distance")
+    assert steps[-1] < 0.8 * steps[0]
+    assert trained.state.params["sentence_modules"]["projection"]["kernel"].shape == (16, 32)
+    saved = hfseq.FlaxAutoModelForCausalLM.from_pretrained(trained.folder)
+    assert "sentence_modules" not in saved.params
+    names = load_file(trained.folder / "model.safetensors").keys()
+    assert not [name for name in names if "projection" in name]
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(saved.params))
+    assert json.loads((trained.folder / "run.json").read_text())["parameters"] == parameters
+    check_resume(run, save_steps=2, max_steps=5)
+
+
+@pytest.mark.slow
+def test_attention_weights_of_other_heads_are_refused(distill):
+    overrides = "n_embd=32,n_layer=1,n_head=2,n_positions=40"
+    with pytest.raises(UsageError, match="--attention_weight: .*same number of attention heads"):
+        distill("heads", "clm", attention_weight=1.0, config_overrides=overrides)
 
 
 @pytest.mark.slow
@@ -58,8 +101,6 @@ def test_other_divergences_train(distill, loss):
     run = distill("run", "clm", distillation_loss=loss, teacher_dtype="bfloat16")
     assert np.isfinite(list(losses(run.folder).values())).all()
     leaves = run.run.frozen["auxiliary"]["teacher"]
-    import jax
-
     assert {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} == {"bfloat16"}
 
 

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hfseq.cli.launch import free_port
+from tests.support import stored_runs
 from tests.training.conftest import losses
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -28,6 +29,8 @@ OF_OBJECTIVE = {
     "classification": "run_classification_flax.py",
     "image_classification": "run_image_classification_flax.py",
     "wav2vec2": "run_wav2vec2_pretrain_flax.py",
+    "dpo": "run_dpo_flax.py",
+    "kto": "run_kto_flax.py",
 }
 
 
@@ -285,3 +288,21 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
     assert single["eval_accuracy"] == two["eval_accuracy"]
     predictions = [sorted((tmp_path / name).glob("*results*.tsv"))[0] for name in ("one", "two")]
     assert predictions[0].read_text() == predictions[1].read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [("kto", {}), ("dpo", {"precompute_ref_log_probs": True})],
+)
+def test_two_processes_learn_preferences_like_one(tmp_path, objective, options):
+    """KTO pairs prompts with completions of rows that the other process holds."""
+    values = stored_runs.record(objective)["flags"] | {"learning_rate": 1e-2, "packing": None}
+    values = {name: value for name, value in (values | options).items() if value is not None}
+    data = stored_runs.STORED / "data"
+    stored_runs.run(objective, values, data, tmp_path / "one")
+    words = [f"--{name}={value}" for name, value in values.items()]
+    words = [word.replace(stored_runs.DATA, str(data)) for word in words]
+    each = [[*words, f"--output_dir={tmp_path / 'two'}", f"--data_cache_dir={tmp_path / 'cache'}"]]
+    Processes(each * 2, 2, objective=objective).ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")

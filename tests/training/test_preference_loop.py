@@ -12,6 +12,7 @@ import pytest
 import hfseq
 from hfseq.errors import HfseqError, UsageError
 from tests.support import preferences
+from tests.support.models import llama_config
 from tests.support.tiers import first
 from tests.training.conftest import assert_same, check_resume, losses, make_runner
 
@@ -59,6 +60,13 @@ def test_a_new_adapter_is_compared_with_its_base(tune, folder):
     separate = tune("separate", **adapter, ref_model_name_or_path=folder / "model")
     assert_same(losses(shared.folder), losses(separate.folder), 1e-6)
     assert shared.metrics["eval_loss"] == pytest.approx(separate.metrics["eval_loss"], rel=1e-6)
+    references = [
+        line.split(" | ")[1]
+        for loop in (shared, separate)
+        for line in (loop.folder / "README.md").read_text().splitlines()
+        if line.startswith("| Reference model |")
+    ]
+    assert references == ["the base model |", "`model` |"]
     base = hfseq.FlaxLlamaForCausalLM.from_pretrained(folder / "model")
     base_size = sum(leaf.size for leaf in jax.tree.leaves(base.params))
 
@@ -108,6 +116,9 @@ def test_gradient_accumulation_is_exact(tune, objective):
     )
     assert_same(losses(whole.folder), losses(parts.folder))
     assert all(math.isfinite(value) for value in whole.metrics.values())
+    card = (whole.folder / "README.md").read_text()
+    assert f"| Method | {whole.run.objective.method} |" in card
+    assert "## Citation" in card and f"  - {whole.run.objective.tags[0]}\n".strip() in card
 
 
 @pytest.mark.slow
@@ -215,6 +226,7 @@ def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
@@ -242,11 +254,18 @@ def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
         ("reward", {"pad_token": "<nothing>"}, "--pad_token <nothing>"),
         ("kto", {"precompute_ref_log_probs": True}, "--precompute_ref_log_probs: the loss kto"),
         ("kto", {"global_batch_size": 1}, "--global_batch_size 1"),
+        ("orpo", {"teacher": "model"}, "--teacher: the objective 'orpo'"),
     ],
 )
 def test_contradictory_flags_are_refused(tune, objective, changes, message):
     with pytest.raises(UsageError, match=message):
         tune("wrong", objective, **changes)
+
+
+def test_a_reference_with_a_smaller_vocabulary_is_refused(tune, tmp_path):
+    hfseq.FlaxLlamaForCausalLM(llama_config(vocab_size=50)).save_pretrained(tmp_path / "small")
+    with pytest.raises(UsageError, match="small has a vocabulary of 50 entries"):
+        tune("wrong", ref_model_name_or_path=tmp_path / "small")
 
 
 def test_an_adapter_without_a_base_is_refused(tune, folder, tmp_path):

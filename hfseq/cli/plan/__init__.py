@@ -26,6 +26,7 @@ from hfseq.errors import HfseqError
 # Labels of the rows of the memory table. The keys are those of `plan["bytes"]`.
 PARTS = {
     "parameters": "parameters",
+    "auxiliary": "reference model or teacher",
     "optimizer": "optimizer state",
     "other": "step, log window, collections",
     "gradients": "gradients",
@@ -150,6 +151,7 @@ def _memory_lines(plan: dict[str, Any]) -> Iterator[str]:
             format_bytes(parts[key]["device"]),
         )
         for key, label in PARTS.items()
+        if parts[key]["all"] or key != "auxiliary"
     ]
     activation_rows = [
         (f"activations {CHOICES[key]}, traced", "", format_bytes(num_bytes))

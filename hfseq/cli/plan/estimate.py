@@ -30,7 +30,7 @@ from hfseq.nn.sharding import AXES
 from hfseq.training import aot, throughput
 from hfseq.training.hardware import Accelerator
 from hfseq.training.setup import Run, param_shapes
-from hfseq.training.state import Batch, Tree, join_frozen
+from hfseq.training.state import AUXILIARY, Batch, Tree, join_frozen, with_auxiliary
 
 
 class ActivationBytes(NamedTuple):
@@ -78,8 +78,11 @@ def activation_bytes(run: Run, rows: int) -> int:
     }
 
     def backward(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> Any:
-        inputs, root = dict(batch), jax.random.key(0)
+        inputs, root = with_auxiliary(batch, frozen), jax.random.key(0)
         keys: Any = batch_keys(root, inputs.pop("row"), root)
+        if run.objective.uses_step_totals:
+            all_params = join_frozen(params, frozen)
+            inputs["step_totals"] = run.objective.step_totals(run.model, all_params, inputs, extra)
 
         def loss(params: Tree) -> jax.Array:
             all_params = join_frozen(params, frozen)
@@ -346,16 +349,22 @@ def _exchange(
 def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the entry ``time`` of a plan.
 
-    It contains the FLOPs of a step, the estimated duration of a step, the total transfer time of
-    its collectives, the tokens per second, and the days that the training takes.
+    It contains the FLOPs of a step, including the forward passes of a reference model or a teacher,
+    the estimated duration of a step, the total transfer time of its collectives, the tokens per
+    second, and the days that the training takes.
 
     Args:
         options: The options of the plan.
         run: The training run that is planned.
         exchange: The collectives of a step, with their transfer times under ``seconds``.
     """
-    tokens = run.batch.rows * run.batch.length
-    flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
+    sequences, length = run.batch.rows * run.objective.sequences_per_row, run.batch.length
+    tokens = sequences * length
+    flops = throughput.run_flops(run.model, run.objective, sequences, length)
+    for name in run.abstract_frozen().get(AUXILIARY, {}):
+        # A forward pass takes a third of the FLOPs of a training step.
+        auxiliary = run.objective.auxiliary[name].model
+        flops += throughput.run_flops(auxiliary, run.objective, sequences, length) / 3
     peak = options.accelerator.peak_flops(_itemsize(run.model.precision.compute_dtype))
     peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
     seconds = flops / (options.mfu * peak * options.count)
@@ -381,8 +390,11 @@ def _bytes(run: Run) -> dict[str, Any]:
     state = run.abstract_state()
     collections = state.to_dict()
     other_names = collections.keys() - {"params", "opt_state"}
+    frozen = run.abstract_frozen()
+    own_frozen = {name: part for name, part in frozen.items() if name != AUXILIARY}
     parts = {
-        "parameters": {"trained": state.params, "frozen": run.abstract_frozen()},
+        "parameters": {"trained": state.params, "frozen": own_frozen},
+        "auxiliary": frozen.get(AUXILIARY, {}),
         "optimizer": state.opt_state,
         "other": {name: collections[name] for name in other_names},
         "gradients": state.params,
@@ -447,7 +459,8 @@ def _traced_memory(
     """Returns the needed bytes per device, and the bytes per row, according to the trace."""
     parts, rows = plan["bytes"], rows_per_shard(run)
     remat = run.arguments.model.gradient_checkpointing
-    fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
+    names = ("parameters", "auxiliary", "optimizer", "gradients")
+    fixed = sum(parts[name]["device"] for name in names)
     layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
     # While a layer is recomputed, all of its activations are in memory.
     row = activations[remat].row + (activations[False].row / layers if remat else 0)

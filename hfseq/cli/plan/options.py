@@ -11,7 +11,10 @@ from hfseq.data.arguments import AllowedValues, CheckedArguments, PositiveFloat,
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.training import aot
 
-OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation", "rtd", "sop")
+OBJECTIVES = (
+    *("mlm", "clm", "span_mlm", "denoising", "translation", "rtd", "sop"),
+    *("dpo", "kto", "orpo", "cpo", "reward"),
+)
 
 PositiveFraction = Annotated[
     float, AllowedValues("a fraction above 0 and at most 1", above=0, maximum=1)

@@ -60,6 +60,8 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
             of attention heads, a sequence length or the number of rows is not a multiple of the
             size of a mesh axis.
     """
+    from transformers import AutoTokenizer
+
     config = load_config(options)
     name = choose_objective(options, config)
     arguments = parse(options.script_flags(name), objective=name)
@@ -69,7 +71,11 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
         raise UsageError(
             "--update_length cannot be planned: set --length to the length of a window instead"
         )
-    tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
+    tokenizer: Any
+    if teacher := arguments.data.teacher:  # the vocabulary must be that of the teacher
+        tokenizer = AutoTokenizer.from_pretrained(teacher)
+    else:
+        tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
     plugins.load().objectives.get(name).configure(config, tokenizer, False)
     arguments.training.mesh = options.mesh
     with wrap_build_errors(options.config):
