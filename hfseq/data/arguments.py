@@ -1286,7 +1286,7 @@ class EmbeddingArguments(VectorArguments):
         *RANKING_LOSSES,
         *("gist", "cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive"),
         *("triplet", "batch_all_triplet", "batch_hard_triplet", "batch_semi_hard_triplet"),
-        *("margin_mse", "distill_kl_div", "mse", "embed_distill"),
+        *("softmax", "margin_mse", "distill_kl_div", "mse", "embed_distill"),
     )
 
     loss: str | None = option(
@@ -1348,6 +1348,11 @@ class EmbeddingArguments(VectorArguments):
             yield (
                 f"--matryoshka_weights {self.matryoshka_weights}: expected one number of at least "
                 "0 for each of the --matryoshka_dims"
+            )
+        if self.loss == "softmax" and self.matryoshka_dims:
+            yield (
+                "--loss softmax does not support --matryoshka_dims, because its classifier has one "
+                "input size: drop one of them"
             )
         if (self.loss == "gist") != bool(self.guide_model):
             yield "--loss gist and --guide_model require each other"

@@ -15,7 +15,7 @@ import numpy as np
 
 from hfseq.data.arguments import SparseArguments
 from hfseq.data.batches import RowRandom
-from hfseq.modeling.sentence import SparseConfig
+from hfseq.modeling.sentence import ModuleWeights, SparseConfig
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch
 from hfseq.objectives.chunks import Sharded
@@ -71,7 +71,12 @@ class SparseTraining(RetrievalObjective):
         return batch | {"step": np.full(len(batch["valid"]), random.step, np.int32)}
 
     def compute_loss(
-        self, name: str, vectors: jax.Array, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: jax.Array,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns the loss of sparse vectors `(rows, texts, vocab_size)` without regularizers."""
         data, valid = self.arguments, batch["valid"]

@@ -260,6 +260,8 @@ QUERY = {"query": "a", "document": "b"}
         ("embedding", "triplet", {"a": "b", "c": "d"}, UsageError, "3 text columns"),
         ("embedding", None, {"anchor": "b", "positive": " "}, DataError, "non-empty text"),
         ("embedding", None, {"text": "b"}, UsageError, "has the columns text"),
+        ("embedding", "softmax", {**QUERY, "label": "x"}, UsageError, "at least two classes"),
+        ("embedding", "softmax", {**QUERY, "label": 0.5}, DataError, "must be a class"),
         (
             *("multi_vector", "distill_kl_div", {"q": "a", "d": "b", "e": "c", "scores": [1]}),
             *(DataError, "must contain 2 numbers, not 1"),
@@ -326,6 +328,32 @@ def test_tokenizers_that_do_not_separate_pairs_are_reported(corpus, caplog):
     objective.tokenizer = refuse  # type: ignore[assignment]
     with pytest.raises(UsageError, match="does not support pairs of texts.*only one text"):
         objective.check_pairs()
+
+
+@pytest.mark.slow
+def test_the_softmax_loss_classifies_pairs_and_resumes_exactly(fit, data, tmp_path):
+    import hfseq
+
+    loop, _ = check_resume(
+        lambda output, **options: fit(output, "embedding", "classes", **options),
+        step=3,
+        do_train=True,
+        do_eval=True,
+        save_steps=2,
+        loss="softmax",
+    )
+    assert 0 <= loop.metrics["eval_accuracy"] <= 1 and "eval_mrr_at_10" not in loop.metrics
+    # The classifier of the three classes is not saved.
+    modules = json.loads((loop.folder / "modules.json").read_text())
+    assert [entry["name"] for entry in modules] == ["0", "1", "2"]
+    assert hfseq.RetrievalModel.from_pretrained(loop.folder).encode(["the law"]).shape == (1, 32)
+    path = mixture(
+        tmp_path,
+        {"train_file": data / "train-pairs.jsonl"},
+        {"train_file": data / "train-classes.jsonl", "loss": "softmax"},
+    )
+    with pytest.raises(UsageError, match="dataset 2: only the first dataset"):
+        fit("mixed", "embedding", train_file=None, train_mixture=path, do_train=True)
 
 
 @pytest.mark.slow

@@ -45,12 +45,14 @@ class SentenceConfig(RetrievalConfig):
         include_prompt: Whether the tokens of the prompt are pooled.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
+        classifier: The classifier of pairs that the softmax loss trains. It is not saved.
     """
 
     pooling: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
+    classifier: Dense | None = None
 
     model_type: ClassVar[str] = "SentenceTransformer"
 
@@ -124,8 +126,11 @@ class SentenceConfig(RetrievalConfig):
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the dense layers."""
-        return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
+        """The weights of the dense layers, and of the classifier."""
+        weights = {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
+        return weights | (
+            {} if self.classifier is None else {"classifier": self.classifier.weights}
+        )
 
     def replace_weights(self, weights: ModuleWeights) -> SentenceConfig:
         """Returns these settings with other weights of the dense layers."""
