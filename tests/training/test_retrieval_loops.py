@@ -230,6 +230,45 @@ def test_mixtures_that_are_not_valid_are_errors(content, message, tmp_path):
         EmbeddingArguments(train_mixture=str(path), train_file=["b"])
 
 
+def test_several_dataset_names_are_a_mixture(tmp_path):
+    from hfseq.training.arguments import parse
+
+    config = tmp_path / "run.yaml"
+    config.write_text("output_dir: out\ndataset_name: [x, y]\n")
+    names = ["--dataset_name", "a", "--dataset_name=b"]
+    weights = ["--dataset_weights", "1", "3"]
+    for words, expected, strategy in (
+        (["--output_dir=out", *names], [("a", 1), ("b", 1)], "proportional"),
+        (["--output_dir=out", *names, *weights], [("a", 1), ("b", 3)], "weighted"),
+        ([str(config), *weights], [("x", 1), ("y", 3)], "weighted"),
+        ([str(config), "--dataset_name", "a"], [], None),
+    ):
+        data: Any = parse(words, objective="embedding").data
+        assert [(part.dataset_name, weight) for part, weight in data.mixture] == expected
+        assert data.multi_dataset_batch_sampler == strategy
+        assert data.dataset_name == (expected[0][0] if expected else "a")
+
+
+@pytest.mark.parametrize(
+    ("objective", "words", "message"),
+    [
+        ("embedding", ["--dataset_weights", "1"], "has 1 values, but --dataset_name has 2"),
+        ("embedding", ["--dataset_weights", "1", "0"], "1 0: expected numbers above 0"),
+        ("embedding", ["--dataset_weights", "1", "nan"], "expected numbers above 0"),
+        ("embedding", ["--train_file", "x"], "--dataset_names and --train_file"),
+        ("embedding", ["--train_mixture", "x"], "mutually exclusive"),
+        ("mlm", ["--streaming"], "--dataset_names does not support --streaming"),
+        ("classification", [], "--dataset_name has the values a, b, but"),
+    ],
+)
+def test_several_dataset_names_that_cannot_be_used_are_errors(objective, words, message):
+    from hfseq.training.arguments import parse
+
+    names = ["--output_dir=out", "--dataset_name", "a", "b"]
+    with pytest.raises(UsageError, match=message):
+        parse([*names, *words], objective=objective)
+
+
 QUERY = {"query": "a", "document": "b"}
 
 
