@@ -149,6 +149,8 @@ class CrossEncoderTraining(RetrievalObjective):
         """Checks the tokenizer and configures how the model scores pairs."""
         self.check_pairs()
         super().prepare(model)
+        # A plain Transformers directory stores the maximum length of a pair with the tokenizer.
+        self.tokenizer.model_max_length = self.retrieval_config.max_seq_length
         self.uses_token_types = (
             model.accepts("token_type_ids")
             and (getattr(self.config, "type_vocab_size", 0) or 0) > 1

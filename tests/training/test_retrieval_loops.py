@@ -412,6 +412,30 @@ def test_triplets_of_labeled_texts(fit, sampler):
     assert "eval_accuracy" not in loop.metrics and np.isfinite(loop.metrics["eval_loss"])
 
 
+def test_training_keeps_the_settings_of_the_model(fit, tmp_path):
+    import hfseq
+    from hfseq.modeling.sentence import Dense, SentenceConfig
+
+    fit("base", "embedding", max_steps=1, do_train=True)
+    model = hfseq.SentenceEncoder.from_pretrained(tmp_path / "base")
+    model.config = SentenceConfig(
+        pooling=("cls",),
+        dense=(Dense.random(32, 8),),
+        max_seq_length=9,
+        prompts={"query": "who "},
+        similarity_fn_name="dot",
+    )
+    model.save_pretrained(tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2, "normalize": False}
+    fit("run", "embedding", **start, max_steps=1, do_train=True)
+    trained: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "run").config
+    assert (trained.pooling, trained.normalize, trained.max_seq_length) == (("cls",), False, 9)
+    assert (trained.prompts["query"], trained.similarity_fn_name) == ("who ", "dot")
+    change = np.abs(trained.dense[0].kernel - model.config.dense[0].kernel).max()
+    assert 1e-4 < change < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["embedding", "cross_encoder", "sparse_encoder"])
 def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
@@ -432,6 +456,47 @@ def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_static_query_encoder_is_trained_and_exported(fit, corpus, frozen, tmp_path):
+    from transformers import AutoTokenizer, BertConfig
+
+    import hfseq
+    from hfseq.modeling.sentence import SparseConfig, StaticQueryEncoder
+
+    theirs = pytest.importorskip("sentence_transformers")
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    size = len(tokenizer)
+    model = hfseq.FlaxBertForMaskedLM(
+        BertConfig(
+            vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=40, pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    weight = np.linspace(0.5, 1.5, size, dtype=np.float32)
+    query_encoder = StaticQueryEncoder(weight, tokenizer, frozen)
+    config = SparseConfig(query_encoder=query_encoder)
+    hfseq.SparseEncoder(model, tokenizer, config).save_pretrained(tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2}
+
+    def run(output: str, **options: Any) -> Any:
+        return fit(output, "sparse_encoder", "triplets", **start, **options)
+
+    check_resume(run, step=3, do_train=True, save_steps=2)
+    ours = hfseq.SparseEncoder.from_pretrained(tmp_path / "whole")
+    assert ours.config.query_encoder is not None
+    changed = np.abs(ours.config.query_encoder.weight - weight).max()
+    assert changed == 0 if frozen else changed > 1e-3
+    model = theirs.SparseEncoder(str(tmp_path / "whole"), device="cpu")
+    texts = ["the law of every land", "who live there", ""]
+    for method in ("encode_query", "encode_document"):
+        expected = getattr(model, method)(texts).to_dense().numpy()
+        actual = getattr(ours, method)(texts).toarray()
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "objective", ["embedding", "cross_encoder", "sparse_encoder", "multi_vector"]
 )
@@ -440,12 +505,14 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
 
     theirs = pytest.importorskip("sentence_transformers")
     data_name = "labeled" if objective == "cross_encoder" else "triplets"
-    fit("run", objective, data_name, do_train=True, max_steps=3)
+    fit("run", objective, data_name, do_train=True, max_steps=3, max_seq_length=12)
     folder = str(tmp_path / "run")
     texts = ["the law of every land", "who live there", "read"]
     if objective == "cross_encoder":
         pairs = [(texts[0], text) for text in texts]
-        expected = theirs.CrossEncoder(folder, device="cpu").predict(pairs)
+        model = theirs.CrossEncoder(folder, device="cpu")
+        assert model.max_length == 12
+        expected = model.predict(pairs)
         np.testing.assert_allclose(
             hfseq.CrossEncoder.from_pretrained(folder).predict(pairs), expected, atol=1e-5
         )

@@ -23,6 +23,7 @@ from hfseq.modeling.sentence.directory import (
     Module,
     SentenceDirectory,
     modules_json,
+    router_json,
     write_json,
 )
 from hfseq.modeling.sentence.encoder import TextEncoder
@@ -36,10 +37,9 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("max", "sum")
 ACTIVATIONS = ("relu", "log1p_relu")
-#: Folders of the modules of a model with a static query encoder.
-QUERY_FOLDER = "query_0_SparseStaticEmbedding"
-TRANSFORMER_FOLDER = "document_0_MLMTransformer"
-POOLING_FOLDER = "document_1_SpladePooling"
+#: Folders of the modules of a model with a static query encoder. The transformer is in the directory
+#: itself, so that Transformers and the training find it.
+QUERY_FOLDER, POOLING_FOLDER = "query_0_SparseStaticEmbedding", "document_1_SpladePooling"
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,7 @@ class SparseConfig(RetrievalConfig):
     def write(self, folder: Path, model: Any) -> None:
         """Writes the files in the format of sentence-transformers 5, which version 6 reads too.
 
-        A model with a static query encoder consists of two routes. Its transformer is in the
-        subfolder ``document_0_MLMTransformer``, where :class:`SparseEncoder` saves it.
+        A model with a static query encoder consists of two routes.
         """
         module = "sparse_encoder.models."
         pooling = {
@@ -184,28 +183,24 @@ class SparseConfig(RetrievalConfig):
         settings = self.written_settings()
         if self.max_active_dims is not None:
             settings["max_active_dims"] = self.max_active_dims
-        contents: dict[str, Any] = {SETTINGS: settings}
+        contents: dict[str, Any] = {
+            SETTINGS: settings,
+            "sentence_bert_config.json": transformer,
+        }
+        transformer_class, pooling_class = f"{module}MLMTransformer", f"{module}SpladePooling"
         if self.query_encoder is None:
-            classes = [f"{module}MLMTransformer", f"{module}SpladePooling"]
-            contents |= {
-                "modules.json": modules_json(classes),
-                "sentence_bert_config.json": transformer,
-                "1_SpladePooling/config.json": pooling,
-            }
+            contents["modules.json"] = modules_json([transformer_class, pooling_class])
+            contents["1_SpladePooling/config.json"] = pooling
             write_json(folder, contents)
             return
-        folders = QUERY_FOLDER, TRANSFORMER_FOLDER, POOLING_FOLDER
         contents |= {
             "modules.json": modules_json(["models.Router"]),
-            "router_config.json": {
-                "types": {
-                    name: f"sentence_transformers.{module}{name.split('_', 2)[-1]}"
-                    for name in folders
-                },
-                "structure": {"query": [QUERY_FOLDER], "document": list(folders[1:])},
-                "parameters": {"default_route": "document", "allow_empty_key": True},
-            },
-            f"{TRANSFORMER_FOLDER}/sentence_bert_config.json": transformer,
+            "router_config.json": router_json(
+                {
+                    "query": {QUERY_FOLDER: f"{module}SparseStaticEmbedding"},
+                    "document": {"": transformer_class, POOLING_FOLDER: pooling_class},
+                }
+            ),
             f"{POOLING_FOLDER}/config.json": pooling,
         }
         write_json(folder, contents)
@@ -295,23 +290,6 @@ class SparseEncoder(TextEncoder):
                 f"a sparse encoder requires a masked language model, not {architectures[0]}"
             )
         return SparseConfig()
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Saves the model, its tokenizer and the files that sentence-transformers reads."""
-        if self.config.query_encoder is None:
-            super().save_pretrained(folder)
-            return
-        model: Any = self.model
-        folder = Path(folder)
-        target = folder / TRANSFORMER_FOLDER
-        target.mkdir(parents=True, exist_ok=True)
-        model.sentence_config = None
-        try:
-            model.save_pretrained(target)
-        finally:
-            model.sentence_config = self.config
-        self.tokenizer.save_pretrained(target)
-        self.config.write(folder, model)
 
     def encode(
         self,
