@@ -15,6 +15,7 @@ import numpy as np
 
 from hfseq.data.arguments import SparseArguments
 from hfseq.data.batches import RowRandom
+from hfseq.errors import UsageError
 from hfseq.modeling.sentence import ModuleWeights, SparseConfig
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch
@@ -57,7 +58,16 @@ class SparseTraining(RetrievalObjective):
         self._dense_reports = 0
 
     def make_config(self, model: FlaxPreTrainedModel, config: SparseConfig | None) -> SparseConfig:
-        """Returns the settings of the model, by default SPLADE with max pooling."""
+        """Returns the settings of the model, by default SPLADE with max pooling.
+
+        Raises:
+            UsageError: The model has an autoencoder.
+        """
+        if config is not None and config.auto_encoder is not None:
+            raise UsageError(
+                "training does not support sparse encoders with a SparseAutoEncoder (CSR), only "
+                "masked language models (SPLADE)"
+            )
         return config or SparseConfig()
 
     @property

@@ -178,6 +178,24 @@ def test_queries_with_other_modules_than_documents(bert, tmp_path, static, defau
     check_both_ways(theirs, tmp_path)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_sparse_autoencoders(bert, tmp_path, normalize):
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    encoder = SparseAutoEncoder(32, hidden_dim=64, k=6, k_aux=8, normalize=normalize)
+    encoder.pre_bias.data += 0.1
+    encoder.latent_bias.data += 0.2
+    modules = [Transformer(str(bert)), Pooling(32, "mean"), Normalize(), encoder]
+    theirs = st.SparseEncoder(modules=modules, device="cpu")
+    ours = check_both_ways(theirs, tmp_path)
+    expected = theirs.encode(TEXTS, max_active_dims=11)
+    assert_close(ours.encode(TEXTS, max_active_dims=11).toarray(), dense(expected))
+    assert ours.sparsity(ours.encode(TEXTS))["active_dims"] == 6
+    assert ours.encode([]).shape == (0, 64)
+
+
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_quantized_vectors(precision):
     from sentence_transformers.util.quantization import quantize_embeddings

@@ -166,7 +166,9 @@ class SentenceConfig(RetrievalConfig):
         if self.static_embedding is not None:
             weights["static_embedding"] = self.static_embedding.weights
         if (route := self.query_route) is not None:
-            weights |= {f"query_{name}": value for name, value in _dense_weights(route.dense).items()}
+            weights |= {
+                f"query_{name}": value for name, value in _dense_weights(route.dense).items()
+            }
             if route.static_embedding is not None:
                 weights["query_static_embedding"] = route.static_embedding.weights
         if self.classifier is not None:
