@@ -531,3 +531,151 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
             expected, actual = expected.to_dense().numpy(), actual.toarray()
         for first, second in zip(actual, expected, strict=True):
             np.testing.assert_allclose(first, np.asarray(second), atol=1e-5)
+
+
+STEPS, BATCH = 20, 16
+#: The objective, the data, the loss and the loss of sentence-transformers.
+PARITY: dict[str, tuple[str, str, str, str]] = {
+    "ranking": ("embedding", "triplets", "multiple_negatives_ranking", ""),
+    "cosent": ("embedding", "scores", "cosent", "CoSENTLoss"),
+    "pairs": ("cross_encoder", "labeled", "binary_cross_entropy", "BinaryCrossEntropyLoss"),
+    "lists": ("cross_encoder", "lists", "lambda_loss", "LambdaLoss"),
+    "splade": ("sparse_encoder", "triplets", "multiple_negatives_ranking", "SpladeLoss"),
+    "colbert": ("multi_vector", "triplets", "multiple_negatives_ranking", ""),
+}
+
+
+def save_start(objective: str, corpus: Path, folder: Path) -> None:
+    """Saves a model without dropout, of the kind that the objective trains."""
+    from transformers import AutoTokenizer, BertConfig
+
+    import hfseq
+    from hfseq.modeling import sentence
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    model_class, encoder, config = {
+        "embedding": ("BertModel", "SentenceEncoder", sentence.SentenceConfig(normalize=True)),
+        "cross_encoder": (
+            *("BertForSequenceClassification", "CrossEncoder"),
+            sentence.CrossEncoderConfig(activation="Identity"),
+        ),
+        "sparse_encoder": ("BertForMaskedLM", "SparseEncoder", sentence.SparseConfig()),
+        "multi_vector": (
+            *("BertModel", "MultiVectorEncoder"),
+            sentence.MultiVectorConfig((sentence.random_projection(32, 16),)),
+        ),
+    }[objective]
+    bert = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=40, pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=1,
+    )  # fmt: skip
+    model = getattr(hfseq, f"Flax{model_class}")(bert, seed=1)
+    getattr(hfseq, encoder)(model, tokenizer, config).save_pretrained(folder)
+
+
+def train_theirs(
+    theirs: Any, objective: str, loss_name: str, start: Path, rows: list[dict[str, Any]], out: Path
+) -> None:
+    """Trains a model with sentence-transformers on these rows, in this order, and saves it."""
+    import torch
+    from datasets import Dataset
+
+    module, name = {
+        "embedding": ("sentence_transformer", "SentenceTransformer"),
+        "cross_encoder": ("cross_encoder", "CrossEncoder"),
+        "sparse_encoder": ("sparse_encoder", "SparseEncoder"),
+        "multi_vector": ("multi_vector_encoder", "MultiVectorEncoder"),
+    }[objective]
+    package = getattr(theirs, module)
+    trainer_class = getattr(theirs, f"{name}Trainer")
+    arguments_class = getattr(theirs, f"{name}TrainingArguments")
+
+    class InOrder(trainer_class):
+        def get_batch_sampler(
+            self, dataset: Any, batch_size: int, drop_last: bool, **_: Any
+        ) -> Any:
+            order = torch.utils.data.SequentialSampler(dataset)
+            return torch.utils.data.BatchSampler(order, batch_size, drop_last)
+
+    model = getattr(theirs, name)(str(start), device="cpu")
+    losses_of = __import__(f"{package.__name__}.losses", fromlist=["losses"])
+    if loss_name == "SpladeLoss":
+        inner = losses_of.SparseMultipleNegativesRankingLoss(model)
+        weights = {"document_regularizer_weight": 3e-5, "query_regularizer_weight": 5e-5}
+        loss = losses_of.SpladeLoss(model, inner, **weights)
+    else:
+        loss = getattr(
+            losses_of,
+            loss_name
+            or list(
+                filter(
+                    lambda item: (
+                        item
+                        in (
+                            "MultipleNegativesRankingLoss",
+                            "MultiVectorMultipleNegativesRankingLoss",
+                        )
+                    ),
+                    dir(losses_of),
+                )
+            )[-1],
+        )(model)
+    arguments = arguments_class(
+        output_dir=str(out / "trainer"),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        learning_rate=1e-2,
+        adam_epsilon=1e-3,
+        max_grad_norm=0,
+        warmup_steps=0,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    dataset = Dataset.from_list(rows)
+    InOrder(model=model, args=arguments, train_dataset=dataset, loss=loss).train()
+    model.save_pretrained(str(out / "theirs"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", PARITY)
+def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data, corpus, tmp_path):
+    from safetensors.numpy import load_file
+
+    from hfseq.data.batches import Batches
+
+    theirs = pytest.importorskip("sentence_transformers")
+    objective, data_name, loss, loss_name = PARITY[case]
+    save_start(objective, corpus, tmp_path / "start")
+    rows = [json.loads(line) for line in (data / f"train-{data_name}.jsonl").open()]
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    loop = fit(
+        "ours",
+        objective,
+        data_name,
+        **start,
+        model_name_or_path=tmp_path / "start",
+        loss=loss,
+        max_steps=STEPS,
+        learning_rate=1e-2,
+        adam_epsilon=1e-3,
+        do_train=True,
+        logging_steps=STEPS,
+    )
+    order = Batches(range(len(rows)), BATCH, 42)  # type: ignore[arg-type]
+    ordered = [rows[index] for step in range(STEPS) for index in order.indices(step)[0]]
+    train_theirs(theirs, objective, loss_name, tmp_path / "start", ordered, tmp_path)
+    changes = []
+    for file in loop.folder.rglob("model.safetensors"):
+        name = file.relative_to(loop.folder)
+        actual, expected, first = (
+            load_file(folder / name)
+            for folder in (loop.folder, tmp_path / "theirs", tmp_path / "start")
+        )
+        for key in actual.keys() & expected.keys():
+            np.testing.assert_allclose(actual[key], expected[key], atol=1e-4, err_msg=key)
+            changes.append(np.abs(actual[key] - first[key]).max())
+    assert len(changes) > 15 and max(changes) > 0.01

@@ -63,7 +63,9 @@ class SparseAutoEncoder:
         missing = [name for name in TENSORS.values() if name not in tensors]
         if missing:
             raise CheckpointError(f"{path} has no tensor '{missing[0]}'")
-        weights = {name: np.asarray(tensors[tensor]) for name, tensor in TENSORS.items()}
+        weights: dict[str, Any] = {
+            name: np.asarray(tensors[tensor]) for name, tensor in TENSORS.items()
+        }
         hidden, size = weights["encoder"].shape
         shapes = {"pre_bias": (size,), "latent_bias": (hidden,)}
         for name, shape in shapes.items():
@@ -72,7 +74,9 @@ class SparseAutoEncoder:
                     f"{path}: {name} has the shape {weights[name].shape}, but the encoder requires "
                     f"{shape}"
                 )
-        stored = {name: module.settings[name] for name in SETTINGS[2:] if name in module.settings}
+        stored: dict[str, Any] = {
+            name: module.settings[name] for name in SETTINGS[2:] if name in module.settings
+        }
         last_nonzero = np.asarray(tensors.get("stats_last_nonzero", np.zeros(hidden)), np.int64)
         return cls(**weights, last_nonzero=last_nonzero, **stored)
 
