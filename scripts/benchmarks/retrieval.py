@@ -120,16 +120,19 @@ def torch_training(
 ) -> Workload:
     """Builds a training step with the loss of sentence-transformers."""
     import torch
-    from sentence_transformers import SentenceTransformer, losses, models
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers.sentence_transformer.modules import Pooling
 
     config = training.make_config(model, size, 0.0)
     module, device = training.load_torch(model, weights, config)
     pairs, tokenizer = examples(rows, length, config.vocab_size)
+    tokenizer.model_max_length = length
     tokenizer.save_pretrained(weights)
-    transformer = models.Transformer(
-        weights, max_seq_length=length, config_args=config.to_diff_dict()
-    )
-    parts = transformer, models.Pooling(config.hidden_size, "mean"), models.Normalize()
+    dropout = {name: 0.0 for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
+    transformer = Transformer(weights, config_kwargs=dropout)
+    parts = transformer, Pooling(config.hidden_size, "mean"), Normalize()
     encoder = SentenceTransformer(modules=list(parts), device=device)
     loss = losses.MultipleNegativesRankingLoss(encoder)
     optimizer = torch.optim.AdamW(encoder.parameters(), 2e-5, weight_decay=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -129,13 +130,20 @@ def test_cross_encoders_learn_with_each_loss(fit, loss, tmp_path):
 
 
 OBJECTIVES = {
+    "embedding": "triplets",
     "sparse_encoder": "triplets",
     "multi_vector": "triplets",
     "cross_encoder": "triplets",
 }
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective",
+    [
+        name if name == "sparse_encoder" else pytest.param(name, marks=pytest.mark.slow)
+        for name in OBJECTIVES
+    ],
+)
 def test_runs_resume_exactly(fit, objective):
     changes = {"batch_sampler": "no_duplicates"}
     if objective == "cross_encoder":
@@ -160,7 +168,7 @@ def test_a_mixture_has_a_loss_for_each_dataset_and_resumes_exactly(fit, data, ca
     caplog.set_level("INFO")
     path = mixture(
         tmp_path,
-        {"train_file": data / "train-pairs.jsonl"},
+        {"train_file": data / "train-pairs.jsonl", "batch_sampler": "no_duplicates"},
         {"train_file": data / "train-scores.jsonl", "loss": "cosent", "weight": 3},
     )
     _, resumed = check_resume(
@@ -536,12 +544,22 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
 STEPS, BATCH = 20, 16
 #: The objective, the data, the loss and the loss of sentence-transformers.
 PARITY: dict[str, tuple[str, str, str, str]] = {
-    "ranking": ("embedding", "triplets", "multiple_negatives_ranking", ""),
+    "ranking": (
+        "embedding",
+        "triplets",
+        "multiple_negatives_ranking",
+        "MultipleNegativesRankingLoss",
+    ),
     "cosent": ("embedding", "scores", "cosent", "CoSENTLoss"),
     "pairs": ("cross_encoder", "labeled", "binary_cross_entropy", "BinaryCrossEntropyLoss"),
     "lists": ("cross_encoder", "lists", "lambda_loss", "LambdaLoss"),
     "splade": ("sparse_encoder", "triplets", "multiple_negatives_ranking", "SpladeLoss"),
-    "colbert": ("multi_vector", "triplets", "multiple_negatives_ranking", ""),
+    "colbert": (
+        "multi_vector",
+        "triplets",
+        "multiple_negatives_ranking",
+        "MultiVectorMultipleNegativesRankingLoss",
+    ),
 }
 
 
@@ -575,7 +593,14 @@ def save_start(objective: str, corpus: Path, folder: Path) -> None:
 
 
 def train_theirs(
-    theirs: Any, objective: str, loss_name: str, start: Path, rows: list[dict[str, Any]], out: Path
+    theirs: Any,
+    objective: str,
+    loss_name: str,
+    rate: float,
+    epsilon: float,
+    start: Path,
+    rows: list[dict[str, Any]],
+    out: Path,
 ) -> None:
     """Trains a model with sentence-transformers on these rows, in this order, and saves it."""
     import torch
@@ -599,34 +624,19 @@ def train_theirs(
             return torch.utils.data.BatchSampler(order, batch_size, drop_last)
 
     model = getattr(theirs, name)(str(start), device="cpu")
-    losses_of = __import__(f"{package.__name__}.losses", fromlist=["losses"])
+    losses_module = importlib.import_module(f"{package.__name__}.losses")
     if loss_name == "SpladeLoss":
-        inner = losses_of.SparseMultipleNegativesRankingLoss(model)
+        inner = losses_module.SparseMultipleNegativesRankingLoss(model)
         weights = {"document_regularizer_weight": 3e-5, "query_regularizer_weight": 5e-5}
-        loss = losses_of.SpladeLoss(model, inner, **weights)
+        loss = losses_module.SpladeLoss(model, inner, **weights)
     else:
-        loss = getattr(
-            losses_of,
-            loss_name
-            or list(
-                filter(
-                    lambda item: (
-                        item
-                        in (
-                            "MultipleNegativesRankingLoss",
-                            "MultiVectorMultipleNegativesRankingLoss",
-                        )
-                    ),
-                    dir(losses_of),
-                )
-            )[-1],
-        )(model)
+        loss = getattr(losses_module, loss_name)(model)
     arguments = arguments_class(
         output_dir=str(out / "trainer"),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
-        learning_rate=1e-2,
-        adam_epsilon=1e-3,
+        learning_rate=rate,
+        adam_epsilon=epsilon,
         max_grad_norm=0,
         warmup_steps=0,
         save_strategy="no",
@@ -649,6 +659,10 @@ def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data,
 
     theirs = pytest.importorskip("sentence_transformers")
     objective, data_name, loss, loss_name = PARITY[case]
+    # AdamW amplifies rounding in gradients that are smaller than its epsilon.
+    epsilon = 1e-3 if case == "lists" else 1e-2
+    # The maximum over tokens is not smooth: large steps amplify rounding.
+    rate = 1e-3 if case == "splade" else 1e-2
     save_start(objective, corpus, tmp_path / "start")
     rows = [json.loads(line) for line in (data / f"train-{data_name}.jsonl").open()]
     start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
@@ -660,14 +674,14 @@ def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data,
         model_name_or_path=tmp_path / "start",
         loss=loss,
         max_steps=STEPS,
-        learning_rate=1e-2,
-        adam_epsilon=1e-3,
+        learning_rate=rate,
+        adam_epsilon=epsilon,
         do_train=True,
         logging_steps=STEPS,
     )
     order = Batches(range(len(rows)), BATCH, 42)  # type: ignore[arg-type]
     ordered = [rows[index] for step in range(STEPS) for index in order.indices(step)[0]]
-    train_theirs(theirs, objective, loss_name, tmp_path / "start", ordered, tmp_path)
+    train_theirs(theirs, objective, loss_name, rate, epsilon, tmp_path / "start", ordered, tmp_path)
     changes = []
     for file in loop.folder.rglob("model.safetensors"):
         name = file.relative_to(loop.folder)
@@ -678,4 +692,4 @@ def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data,
         for key in actual.keys() & expected.keys():
             np.testing.assert_allclose(actual[key], expected[key], atol=1e-4, err_msg=key)
             changes.append(np.abs(actual[key] - first[key]).max())
-    assert len(changes) > 15 and max(changes) > 0.01
+    assert len(changes) > 15 and max(changes) > rate
