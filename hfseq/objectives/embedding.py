@@ -102,6 +102,11 @@ class Embedding(RetrievalObjective):
             return dataclasses.replace(config, classifier=classifier)
         return dataclasses.replace(config, classifier=None)
 
+    @property
+    def encodes_together(self) -> bool:
+        """Whether queries and documents are encoded in the same way."""
+        return self.retrieval_config.query_route is None
+
     def make_arrays(
         self, split: str, examples: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """A suite of run.py that compares retrieval models with sentence-transformers.
 
-The rows encode texts, score pairs, and train embeddings with in-batch negatives, with a model of the
+The rows encode texts, score pairs, and train embeddings with in-batch negatives. The model has the
 size of MiniLM-L6. Texts are processed as in `pipelines.py`. In the training, both libraries compute
 the gradient of the same batch, which is tokenized before, and update the weights with AdamW.
 """

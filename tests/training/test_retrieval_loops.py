@@ -464,6 +464,38 @@ def test_chunks_work_with_lora_and_bfloat16(fit, objective, corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_a_router_with_a_static_embedding_is_trained_and_exported(fit, corpus, tmp_path):
+    from tokenizers import Tokenizer
+
+    import hfseq
+    from hfseq.modeling import sentence
+    from hfseq.modeling.sentence.bi_encoder import QueryRoute
+    from hfseq.modeling.sentence.static_embedding import StaticEmbedding
+
+    theirs = pytest.importorskip("sentence_transformers")
+    save_start("embedding", corpus, tmp_path / "plain")
+    model = hfseq.SentenceEncoder.from_pretrained(tmp_path / "plain")
+    tokenizer = Tokenizer.from_file(str(corpus / "tokenizer/tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    table = np.random.default_rng(0).normal(size=(size, 32)).astype(np.float32)
+    route = QueryRoute(StaticEmbedding(table, tokenizer), normalize=True)
+    model.config = sentence.SentenceConfig(normalize=True, query_route=route)
+    model.save_pretrained(tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2}
+    fit("run", "embedding", "triplets", **start, do_train=True)
+    ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "run")
+    trained = ours.config.query_route.static_embedding.embedding
+    assert np.abs(trained - table).max() > 1e-3
+    model = theirs.SentenceTransformer(str(tmp_path / "run"), device="cpu")
+    texts = ["the law of every land", "who live there"]
+    for method in ("encode_query", "encode_document"):
+        expected = getattr(model, method)(texts)
+        np.testing.assert_allclose(getattr(ours, method)(texts), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_static_query_encoder_is_trained_and_exported(fit, corpus, frozen, tmp_path):
     from transformers import AutoTokenizer, BertConfig
