@@ -547,6 +547,14 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
     data_name = "labeled" if objective == "cross_encoder" else "triplets"
     fit("run", objective, data_name, do_train=True, max_steps=3, max_seq_length=12)
     folder = str(tmp_path / "run")
+    class_names = {
+        "embedding": "SentenceTransformer",
+        "cross_encoder": "CrossEncoder",
+        "sparse_encoder": "SparseEncoder",
+        "multi_vector": "MultiVectorEncoder",
+    }
+    card = (tmp_path / "run/README.md").read_text()
+    assert f"from sentence_transformers import {class_names[objective]}\n" in card
     texts = ["the law of every land", "who live there", "read"]
     if objective == "cross_encoder":
         pairs = [(texts[0], text) for text in texts]
