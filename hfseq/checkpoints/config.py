@@ -479,7 +479,19 @@ def require_config(location: str, download: Mapping[str, Any]) -> None:
     """
     folder = Path(location) / (download.get("subfolder") or "")
     if Path(location).is_dir() and not (folder / "config.json").is_file():
-        raise CheckpointError(_NO_CONFIG.format(folder))
+        message = _NO_CONFIG.format(folder)
+        if (folder / "router_config.json").is_file():
+            message += (
+                ". Its router has the transformer in a subfolder: save the model again with "
+                "hfseq.RetrievalModel.from_pretrained(…).save_pretrained(…), which moves the "
+                "transformer to the directory itself"
+            )
+        elif (folder / "modules.json").is_file():
+            message += (
+                ". If its first module is a StaticEmbedding, use hfseq.SentenceEncoder, which does "
+                "not require config.json"
+            )
+        raise CheckpointError(message)
 
 
 def open_checkpoint(

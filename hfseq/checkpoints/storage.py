@@ -58,6 +58,7 @@ PREPARED_FILES = (
     *("special_tokens_map.json", "added_tokens.json", "*chat_template*", "spm_char*", "*.py"),
     *("preprocessor_config.json", "README*", "MODEL_CARD.md", "LICEN[SC]E*", "CITATION*"),
     *("NOTICE*", "modules.json", "*sentence_*.json", "[0-9]_*"),
+    *("router_config.json", "query_[0-9]_*", "document_[0-9]_*"),
     *(".*", "__pycache__", "previous-*", "*.tmp*", "*.log", "*.out", "*.err", "*.yaml", "*.yml"),
 )
 RUN_FILES = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES, *PREPARED_FILES)

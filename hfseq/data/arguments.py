@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import (
@@ -372,30 +372,68 @@ class MixtureArguments(CheckedArguments):
         "flags to values, such as dataset_name or train_file, and optionally a weight. Validation "
         "data are those of --validation_file, or of the first dataset.",
     )
+    dataset_names: list[str] | None = option(
+        None, "Datasets of a mixture. --dataset_name with several values has the same effect."
+    )
+    dataset_weights: list[float] | None = option(
+        None, "Weights of the datasets in --dataset_names, in the same order. Default: none."
+    )
     multi_dataset_batch_sampler: Literal["proportional", "round_robin", "weighted"] | None = option(
         None,
         "How often each dataset of a mixture is used: in proportion to its size, equally often "
         "until the smallest one is used up, or in proportion to its weight. Default: weighted if "
-        "the file contains weights, otherwise proportional.",
+        "there are weights, otherwise proportional.",
     )
 
     def __post_init__(self) -> None:
         self.mixture: tuple[tuple[Any, float], ...] = ()
         super().__post_init__()
         if self.train_mixture:
-            self._read_mixture(self.train_mixture)
+            entries = read_mixture(self.train_mixture, {item.name for item in fields(self)})
+            self._set_mixture(entries, "--train_mixture", self.train_mixture)
+        elif self.dataset_names:
+            weights = self.dataset_weights or [1.0] * len(self.dataset_names)
+            pairs = zip(self.dataset_names, weights, strict=True)
+            entries = [({"dataset_name": name}, weight) for name, weight in pairs]
+            self._set_mixture(entries, "--dataset_names", "--dataset_names")
 
     def problems(self) -> Iterator[str]:
         """Also yields an error if a mixture is combined with other flags for training data."""
-        if self.multi_dataset_batch_sampler and not self.train_mixture:
-            yield "--multi_dataset_batch_sampler requires --train_mixture"
-        if self.train_mixture and getattr(self, "streaming", False):
-            yield "--train_mixture does not support --streaming: drop one of them"
+        flag = "--train_mixture" if self.train_mixture else "--dataset_names"
+        is_mixture = bool(self.train_mixture or self.dataset_names)
+        if self.multi_dataset_batch_sampler and not is_mixture:
+            yield (
+                "--multi_dataset_batch_sampler requires --train_mixture, or several values of "
+                "--dataset_name"
+            )
+        if is_mixture and getattr(self, "streaming", False):
+            yield f"{flag} does not support --streaming: drop one of them"
+        if self.train_mixture and self.dataset_names:
+            yield (
+                "--train_mixture and several values of --dataset_name are mutually exclusive: add "
+                "the datasets to the file"
+            )
+        names, weights = self.dataset_names or [], self.dataset_weights
+        if weights is not None and len(weights) != len(names):
+            yield (
+                f"--dataset_weights has {len(weights)} values, but --dataset_name has {len(names)} "
+                "of a mixture: give one weight for each dataset"
+            )
+        elif weights and not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            values = " ".join(f"{weight:g}" for weight in weights)
+            yield f"--dataset_weights {values}: expected numbers above 0"
         yield from super().problems()
 
-    def _read_mixture(self, path: str) -> None:
-        """Reads the mixture. The first dataset also sets the data flags of this object."""
-        entries = read_mixture(path, {item.name for item in fields(self)})
+    def _set_mixture(
+        self, entries: Sequence[tuple[dict[str, Any], float]], flag: str, origin: str
+    ) -> None:
+        """Sets the mixture. The first dataset also sets the data flags of this object.
+
+        Args:
+            entries: The values of the data flags and the weight of each dataset.
+            flag: The flag of the mixture, for messages.
+            origin: Where the mixture comes from, for messages about a dataset.
+        """
         names = ("dataset_name", "dataset_config_name", "dataset_revision", "train_file")
         first = entries[0][0]
         if conflict := [
@@ -403,26 +441,26 @@ class MixtureArguments(CheckedArguments):
             for name in names
             if getattr(self, name) is not None and getattr(self, name) != first.get(name)
         ]:
-            raise UsageError(
-                f"--train_mixture and --{conflict[0]} are mutually exclusive: add the dataset to "
-                "the file"
-            )
+            remedy = "add the dataset to the file"
+            if flag == "--dataset_names":
+                remedy = "describe the datasets in the file of --train_mixture"
+            raise UsageError(f"{flag} and --{conflict[0]} are mutually exclusive: {remedy}")
         for name in names:
             setattr(self, name, first.get(name))
         held_out: dict[str, Any] = {"validation_split_percentage": 0, "test_split_percentage": 0}
         held_out |= {"validation_file": None, "test_file": None}
         field_names = {item.name for item in fields(self)}
         shared = {name: value for name, value in held_out.items() if name in field_names}
-        shared |= {"train_mixture": None, "multi_dataset_batch_sampler": None}
         shared |= dict.fromkeys(names)
+        flags = ("train_mixture", "dataset_names", "dataset_weights", "multi_dataset_batch_sampler")
         parts = []
         for number, (values, weight) in enumerate(entries):
             try:
-                part_values = {**shared, **values} if number else {**values, "train_mixture": None}
-                part_values["multi_dataset_batch_sampler"] = None
+                part_values = {**shared, **values} if number else dict(values)
+                part_values |= dict.fromkeys(flags)
                 parts.append((replace(self, **part_values), weight))
             except UsageError as error:
-                raise UsageError(f"{path}, dataset {number + 1}: {error}") from error
+                raise UsageError(f"{origin}, dataset {number + 1}: {error}") from error
         self.mixture = tuple(parts)
         if self.multi_dataset_batch_sampler is None:
             has_weights = any(weight != 1 for _, weight in parts)
@@ -1294,7 +1332,7 @@ class EmbeddingArguments(VectorArguments):
         *RANKING_LOSSES,
         *("gist", "cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive"),
         *("triplet", "batch_all_triplet", "batch_hard_triplet", "batch_semi_hard_triplet"),
-        *("margin_mse", "distill_kl_div", "mse", "embed_distill"),
+        *("softmax", "margin_mse", "distill_kl_div", "mse", "embed_distill"),
     )
 
     loss: str | None = option(
@@ -1356,6 +1394,11 @@ class EmbeddingArguments(VectorArguments):
             yield (
                 f"--matryoshka_weights {self.matryoshka_weights}: expected one number of at least "
                 "0 for each of the --matryoshka_dims"
+            )
+        if self.loss == "softmax" and self.matryoshka_dims:
+            yield (
+                "--loss softmax does not support --matryoshka_dims, because its classifier has one "
+                "input size: drop one of them"
             )
         if (self.loss == "gist") != bool(self.guide_model):
             yield "--loss gist requires --guide_model, which no other loss supports"

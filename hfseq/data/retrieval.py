@@ -119,6 +119,17 @@ def parse_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def class_labels(splits: Mapping[str, Records]) -> list[Any]:
+    """Returns the classes of all splits in order. Texts that are integers count as integers."""
+    classes: set[Any] = set()
+    for records in splits.values():
+        label = find_columns(records, 2).label
+        if label is not None:
+            classes |= {cell for table in records.tables for cell in table.columns.get(label, ())}
+    valid_classes = [value for value in classes if isinstance(value, int | str) and value != ""]
+    return sorted(valid_classes, key=lambda value: (isinstance(value, str), value))
+
+
 def encode_labels(
     labels: Sequence[Any], label_kind: LabelKind, classes: dict[Any, int]
 ) -> np.ndarray:

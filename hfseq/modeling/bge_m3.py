@@ -7,9 +7,9 @@ arguments and results are those of `BGEM3FlagModel` in the package FlagEmbedding
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ import numpy as np
 from hfseq.checkpoints.config import fetcher, pop_download_options
 from hfseq.checkpoints.torch_files import open_torch_file
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.generation.request import text_width
-from hfseq.modeling.sentence import l2_normalize
-from hfseq.nn.cpu import rows_per_chunk
+from hfseq.modeling.sentence import Dense, RetrievalConfig, RetrievalModel, l2_normalize
+from hfseq.modeling.sentence.config import Inputs, ModuleWeights, Run
+from hfseq.modeling.sentence.texts import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,23 +32,7 @@ SPARSE_FILE, COLBERT_FILE = "sparse_linear.pt", "colbert_linear.pt"
 SPECIAL_TOKENS = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
-class Projection(NamedTuple):
-    """A linear layer on the hidden states.
-
-    Attributes:
-        kernel: `(hidden, features)`.
-        bias: `(features,)`.
-    """
-
-    kernel: np.ndarray
-    bias: np.ndarray
-
-    def __call__(self, hidden: jax.Array) -> jax.Array:
-        """Maps float32 hidden states `(..., hidden)` to `(..., features)`."""
-        return hidden @ self.kernel + self.bias
-
-
-def read_projection(path: str | None, name: str, source: str, hidden: int) -> Projection:
+def read_projection(path: str | None, name: str, source: str, hidden: int) -> Dense:
     """Reads a linear layer that `torch.save` wrote, without PyTorch.
 
     Args:
@@ -74,10 +58,38 @@ def read_projection(path: str | None, name: str, source: str, hidden: int) -> Pr
             f"{hidden}) and a bias (features,)"
         )
     weight, bias = (np.asarray(tensors[key].read(...), np.float32) for key in ("weight", "bias"))
-    return Projection(np.ascontiguousarray(weight.T), bias)
+    return Dense(np.ascontiguousarray(weight.T), bias, "Identity")
 
 
-class BGEM3Encoder:
+@dataclass(frozen=True, kw_only=True)
+class BGEM3Config(RetrievalConfig):
+    """Describes how hidden states are converted to the three kinds of embeddings.
+
+    Attributes:
+        sparse: Layer that computes the weight of each token, with one feature.
+        colbert: Layer that computes the vector of each token.
+    """
+
+    sparse: Dense
+    colbert: Dense
+
+    model_type: ClassVar[str] = "BGE-M3"
+
+    def embed(
+        self,
+        run: Run,
+        inputs: Inputs,
+        weights: ModuleWeights | None = None,
+        task: str | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns dense vectors, token weights, and the vectors of all tokens after the first."""
+        hidden = run(**inputs).last_hidden_state.astype(jnp.float32)
+        token_weights = jax.nn.relu(self.sparse(hidden))[..., 0]
+        token_vectors = l2_normalize(self.colbert(hidden[:, 1:]))
+        return l2_normalize(hidden[:, 0]), token_weights, token_vectors
+
+
+class BGEM3Encoder(RetrievalModel):
     """Computes the three kinds of embeddings of BGE-M3.
 
     Args:
@@ -97,17 +109,13 @@ class BGEM3Encoder:
         self,
         model: FlaxPreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        sparse: Projection,
-        colbert: Projection,
+        sparse: Dense,
+        colbert: Dense,
     ):
-        self.model, self.tokenizer = model, tokenizer
-        self.sparse, self.colbert = sparse, colbert
-        limits = model.max_length(), tokenizer.model_max_length, 1 << 20
-        self.limit = min(limit for limit in limits if limit)
-        self._compute = jax.jit(self._outputs)
+        super().__init__(model, tokenizer, BGEM3Config(sparse=sparse, colbert=colbert))
 
     @classmethod
-    def from_pretrained(cls, source: str, **kwargs: Any) -> BGEM3Encoder:
+    def from_pretrained(cls, source: Any, **kwargs: Any) -> BGEM3Encoder:  # type: ignore[override]
         """Loads the encoder, its tokenizer and both layers.
 
         Args:
@@ -121,7 +129,7 @@ class BGEM3Encoder:
 
         from hfseq.modeling.auto import FlaxAutoModel
 
-        download = pop_download_options(dict(kwargs))
+        source, download = str(source), pop_download_options(dict(kwargs))
         fetch = fetcher(source, download)
         model = FlaxAutoModel.from_pretrained(source, **kwargs)
         sparse, colbert = (
@@ -131,12 +139,12 @@ class BGEM3Encoder:
         tokenizer = AutoTokenizer.from_pretrained(source, **download)
         return cls(model, tokenizer, sparse, colbert)
 
-    def _outputs(self, params: Any, inputs: Mapping[str, Any]) -> tuple[jax.Array, ...]:
-        """Returns dense vectors, token weights, and the vectors of all tokens after the first."""
-        hidden = self.model(**inputs, params=params).last_hidden_state.astype(jnp.float32)
-        weights = jax.nn.relu(self.sparse(hidden))[..., 0]
-        vectors = l2_normalize(self.colbert(hidden[:, 1:]))
-        return l2_normalize(hidden[:, 0]), weights, vectors
+    def save_pretrained(self, folder: Any) -> None:
+        """Is not supported, because PyTorch is required to write both layers."""
+        raise UsageError(
+            f"{COLBERT_FILE} and {SPARSE_FILE} are PyTorch files, which hfseq does not write: save "
+            "the encoder with .model.save_pretrained, and copy both files"
+        )
 
     def encode(
         self,
@@ -169,31 +177,23 @@ class BGEM3Encoder:
         limit = self.limit if max_length is None else min(max_length, self.limit)
         if limit < 2:
             raise UsageError(f"max_length={max_length} is too short: use at least 2 tokens")
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size}: use at least 1")
-        encoded = self.tokenizer(texts, truncation=True, max_length=limit) if texts else {}
-        rows = encoded.get("input_ids", [])
+        tokens = tokenize(self.tokenizer, texts, limit)
+        rows = tokens.ids
         dense = np.zeros((len(rows), self.model.config.hidden_size), np.float32)
         lexical: list[dict[str, float]] = [{} for _ in rows]
         colbert: list[Any] = [None for _ in rows]
-        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
-        while order:
-            width = text_width(len(rows[order[0]]), limit)
-            max_rows = rows_per_chunk(width, batch_size)
-            numbers, order = order[:max_rows], order[max_rows:]
-            batch = self._batch([rows[number] for number in numbers], width, max_rows)
-            vectors, weights, token_vectors = self._compute(self.model.params, batch)
+        results = self.batches(
+            tokens, batch_size, False, lambda inputs: self._embed(self.model.params, inputs, None)
+        )
+        for numbers, (vectors, weights, token_vectors) in results:
             dense[numbers] = np.asarray(vectors)[: len(numbers)]
-            if return_sparse:
-                for index, number in enumerate(numbers):
-                    length = len(rows[number])
-                    lexical[number] = self._lexical(
-                        rows[number], np.asarray(weights[index])[:length]
-                    )
-            if return_colbert_vecs:
-                for index, number in enumerate(numbers):
-                    length = len(rows[number]) - 1
-                    colbert[number] = np.asarray(token_vectors[index])[:length]
+            for index, number in enumerate(numbers):
+                length = len(rows[number])
+                if return_sparse:
+                    token_weights = np.asarray(weights[index])[:length]
+                    lexical[number] = self._lexical(rows[number], token_weights)
+                if return_colbert_vecs:
+                    colbert[number] = np.asarray(token_vectors[index])[: length - 1]
         output = {
             "dense_vecs": dense if return_dense else None,
             "lexical_weights": lexical if return_sparse else None,
@@ -202,21 +202,6 @@ class BGEM3Encoder:
         if isinstance(sentences, str):
             return {name: None if value is None else value[0] for name, value in output.items()}
         return output
-
-    def _batch(
-        self, rows: Sequence[Sequence[int]], width: int, max_rows: int
-    ) -> dict[str, np.ndarray]:
-        """Pads rows to `width`, and their number to a power of 4 or to `max_rows`.
-
-        Few programs are therefore compiled.
-        """
-        count = min(max_rows, 4 ** math.ceil(math.log(len(rows), 4)))
-        pad: Any = self.tokenizer.pad_token_id
-        ids = np.full((count, width), 0 if pad is None else pad, np.int32)
-        mask = np.zeros((count, width), np.int32)
-        for number, row in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):
-            ids[number, : len(row)], mask[number, : len(row)] = row, 1
-        return {"input_ids": ids, "attention_mask": mask}
 
     def _lexical(self, row: Sequence[int], weights: np.ndarray) -> dict[str, float]:
         """Returns the largest weight of each token of a text, without special tokens."""

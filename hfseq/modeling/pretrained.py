@@ -1112,6 +1112,17 @@ class FlaxPreTrainedModel(FlaxModel):
     #: Initial weights of sentence-transformers' modules, if they are parameters of this model.
     module_weights: Mapping[trees.Path, np.ndarray] = {}
 
+    def set_source(self, source: str, **download: Any) -> None:
+        """Sets the source of a model that is loaded in another way than by ``from_pretrained``.
+
+        The model then uses the settings in the files of sentence-transformers there.
+
+        Args:
+            source: A directory or repository.
+            **download: Options of downloads.
+        """
+        self._source = source, download
+
     @property
     def sentence_config(self) -> RetrievalConfig | None:
         """The content of sentence-transformers' files, or `None` if the model has no such files.

@@ -22,6 +22,7 @@ from hfseq.data.retrieval import (
     CandidateBatches,
     Columns,
     PairRows,
+    class_labels,
     encode_labels,
     find_columns,
     label_problem,
@@ -30,7 +31,7 @@ from hfseq.data.retrieval import (
 )
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import DataError, UsageError
-from hfseq.modeling.sentence import CrossEncoderConfig
+from hfseq.modeling.sentence import CrossEncoderConfig, ModuleWeights
 from hfseq.objectives import ranking_losses as losses
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, RowsAndStats, forward
 from hfseq.objectives.chunks import Sharded, map_chunks
@@ -57,7 +58,7 @@ SPECS: dict[str, LossSpec] = {
     "cross_entropy": LossSpec(2, 2, "class"),
     "mse": LossSpec(2, 2, "score"),
     "margin_mse": LossSpec(3, None, "scores"),
-    "multiple_negatives_ranking": LossSpec(2, None, ranks=True),
+    "multiple_negatives_ranking": LossSpec(2, None, counts_correct=True),
     **{name: LossSpec(2, 2, "scores") for name in LISTWISE},
 }
 
@@ -148,6 +149,8 @@ class CrossEncoderTraining(RetrievalObjective):
         """Checks the tokenizer and configures how the model scores pairs."""
         self.check_pairs()
         super().prepare(model)
+        # A plain Transformers directory stores the maximum length of a pair with the tokenizer.
+        self.tokenizer.model_max_length = self.retrieval_config.max_seq_length
         self.uses_token_types = (
             model.accepts("token_type_ids")
             and (getattr(self.config, "type_vocab_size", 0) or 0) > 1
@@ -355,7 +358,12 @@ class CrossEncoderTraining(RetrievalObjective):
         return logits, current
 
     def compute_loss(
-        self, name: str, vectors: jax.Array, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: jax.Array,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns a loss of logits `(rows, documents, num_labels)`."""
         data, valid = self.arguments, batch["valid"]
@@ -433,17 +441,6 @@ def saved_activation(config: Any) -> str | None:
         config, "sbert_ce_default_activation_function", None
     )
     return None if path is None else str(path).rsplit(".", 1)[-1]
-
-
-def class_labels(splits: Mapping[str, Records]) -> list[Any]:
-    """Returns the classes of all splits in order. Texts that are integers count as integers."""
-    classes: set[Any] = set()
-    for records in splits.values():
-        label = find_columns(records, 2).label
-        if label is not None:
-            classes |= {cell for table in records.tables for cell in table.columns.get(label, ())}
-    valid_classes = [value for value in classes if isinstance(value, int | str) and value != ""]
-    return sorted(valid_classes, key=lambda value: (isinstance(value, str), value))
 
 
 def list_metrics(lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:

@@ -16,11 +16,13 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import EmbeddingArguments
+from hfseq.data.retrieval import class_labels
 from hfseq.errors import UsageError
-from hfseq.modeling.sentence import SentenceConfig, l2_normalize
+from hfseq.modeling.sentence import Dense, ModuleWeights, SentenceConfig, l2_normalize
 from hfseq.objectives import retrieval_losses as losses
-from hfseq.objectives.base import Arrays, Batch
+from hfseq.objectives.base import Arrays, Batch, Objective
 from hfseq.objectives.chunks import Sharded
+from hfseq.objectives.ranking_losses import softmax_cross_entropy
 from hfseq.objectives.retrieval import RetrievalObjective, document_scores
 from hfseq.objectives.retrieval_losses import LossSum
 from hfseq.objectives.retrieval_metrics import (
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Positives with a larger rank than this do not count in the mean reciprocal rank.
 MRR_CUTOFF = 10
+#: Losses whose pairs are not evaluated by their similarities.
+UNRANKED_LOSSES = ("mse", "embed_distill", "softmax")
 #: Texts that the guide of GIST encodes at a time.
 GUIDE_BATCH_SIZE = 128
 
@@ -52,8 +56,30 @@ class Embedding(RetrievalObjective):
     pipeline_tag = "sentence-similarity"
     tags = ("sentence-transformers", "feature-extraction")
     config_class = SentenceConfig
+    #: Seed of the initial classifier of the softmax loss.
+    CLASSIFIER_SEED = 0
 
     arguments: EmbeddingArguments
+
+    def setup(self) -> None:
+        """Selects the columns and, for the softmax loss, numbers the classes of the labels."""
+        super().setup()
+        if self.loss_name == "softmax":
+            self.classes = {name: number for number, name in enumerate(class_labels(self.splits))}
+            if len(self.classes) < 2:
+                raise UsageError(
+                    "--loss softmax requires at least two classes, but all labels are "
+                    f"{next(iter(self.classes), None)!r}"
+                )
+
+    def add_part(self, number: int, part: Objective) -> None:
+        """Adds a dataset of a mixture. The classifier is that of the first dataset."""
+        super().add_part(number, part)
+        if self.part_losses[number] == "softmax":
+            raise UsageError(
+                f"--train_mixture, dataset {number + 1}: only the first dataset can have the loss "
+                "softmax, because its classes determine the classifier"
+            )
 
     def make_config(
         self, model: FlaxPreTrainedModel, config: SentenceConfig | None
@@ -71,7 +97,15 @@ class Embedding(RetrievalObjective):
                 f"--matryoshka_dims {too_large[0]} exceeds the embedding size {num_features}"
             )
         self.num_features = num_features
-        return config
+        if self.loss_name == "softmax":
+            classifier = Dense.random(3 * num_features, len(self.classes), self.CLASSIFIER_SEED)
+            return dataclasses.replace(config, classifier=classifier)
+        return dataclasses.replace(config, classifier=None)
+
+    @property
+    def encodes_together(self) -> bool:
+        """Whether queries and documents are encoded in the same way."""
+        return self.retrieval_config.query_route is None
 
     def make_arrays(
         self, split: str, examples: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
@@ -101,11 +135,18 @@ class Embedding(RetrievalObjective):
         return guide.encode(texts, batch_size=GUIDE_BATCH_SIZE)
 
     def compute_loss(
-        self, name: str, vectors: jax.Array, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: jax.Array,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns a loss of embeddings `(rows, texts, features)`."""
         labels = batch.get("labels")
         dims = self.arguments.dims
+        if name == "softmax":
+            return self._softmax(vectors, labels, batch["valid"], weights)
 
         def loss(vectors: jax.Array, labels: Any) -> LossSum:
             return self._loss(name, vectors, labels, batch, sharded)
@@ -113,6 +154,15 @@ class Embedding(RetrievalObjective):
         if not dims:
             return loss(vectors, labels)
         return losses.matryoshka(loss, vectors, labels, dims, self.arguments.dim_weights or None)
+
+    def _softmax(
+        self, vectors: jax.Array, labels: Any, valid: jax.Array, weights: ModuleWeights | None
+    ) -> LossSum:
+        """Returns the cross-entropy of the classes of pairs, ``SoftmaxLoss``."""
+        classifier, features = self.retrieval_config.classifier, losses.pair_features(vectors)
+        logits = classifier(features, weights["classifier"] if weights else None)
+        correct = (valid & (logits.argmax(-1) == labels)).sum()
+        return dataclasses.replace(softmax_cross_entropy(logits, labels, valid), correct=correct)
 
     def _loss(
         self, name: str, vectors: jax.Array, labels: Any, batch: Batch, sharded: Sharded | None
@@ -181,7 +231,7 @@ class Embedding(RetrievalObjective):
         case for copies of the positive.
         """
         anchors, positives = (rows.get(name) for name in ("anchors", "positives"))
-        if anchors is None or positives is None or self.loss_name in ("mse", "embed_distill"):
+        if anchors is None or positives is None or self.loss_name in UNRANKED_LOSSES:
             return {}
         anchors, positives = np.asarray(anchors), np.asarray(positives)
         if self.spec.labels in ("score", "binary"):
@@ -203,7 +253,7 @@ class Embedding(RetrievalObjective):
         """Returns the names of all metrics of a split."""
         names = {"loss"} | ({"accuracy"} if "correct" in self.sums else set())
         texts = len(self.columns[split].texts) if split in self.columns else 2
-        if self.loss_name in ("mse", "embed_distill") or texts < 2:
+        if self.loss_name in UNRANKED_LOSSES or texts < 2:
             return names
         if self.spec.labels in ("score", "binary"):
             binary = {"accuracy_cosine", "f1_cosine", "ap_cosine"}

@@ -15,7 +15,12 @@ import numpy as np
 
 from hfseq.data.arguments import MultiVectorArguments
 from hfseq.data.retrieval import RetrievalRows
-from hfseq.modeling.sentence import MultiVectorConfig, QueryExpansion, random_projection
+from hfseq.modeling.sentence import (
+    ModuleWeights,
+    MultiVectorConfig,
+    QueryExpansion,
+    random_projection,
+)
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch, RowsAndStats
 from hfseq.objectives.chunks import Sharded
@@ -102,7 +107,12 @@ class MultiVector(RetrievalObjective):
         return TokenVectors(*queries), TokenVectors(*documents)
 
     def compute_loss(
-        self, name: str, vectors: Any, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: Any,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns a loss of the token vectors of queries and documents."""
         queries, documents = vectors

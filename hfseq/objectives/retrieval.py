@@ -34,7 +34,7 @@ from hfseq.data.retrieval import (
 from hfseq.data.samplers import GroupByLabelBatches, NoDuplicatesBatches
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
-from hfseq.modeling.sentence import MODULES_KEY, RetrievalConfig, TokenizedTexts
+from hfseq.modeling.sentence import MODULES_KEY, ModuleWeights, RetrievalConfig, TokenizedTexts
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.chunks import Sharded, map_chunks
@@ -59,26 +59,28 @@ class LossSpec:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
         labels: The kind of the labels, or `None` if the loss ignores them.
-        ranks: Whether the loss ranks each positive among the texts of the batch.
+        counts_correct: Whether the loss selects the positive among the texts of the batch, or the
+            class of a pair. The accuracy is then reported.
     """
 
     minimum: int
     maximum: int | None = None
     labels: LabelKind | None = None
-    ranks: bool = False
+    counts_correct: bool = False
 
 
-RANKING = LossSpec(2, ranks=True)
+RANKING = LossSpec(2, counts_correct=True)
 #: The losses on vectors of texts.
 SPECS: dict[str, LossSpec] = {
     "multiple_negatives_ranking": RANKING,
     "multiple_negatives_symmetric_ranking": RANKING,
-    "gist": LossSpec(2, 3, ranks=True),
+    "gist": LossSpec(2, 3, counts_correct=True),
     "cosent": LossSpec(2, 2, "score"),
     "angle": LossSpec(2, None, "score"),
     "cosine_similarity": LossSpec(2, 2, "score"),
     "contrastive": LossSpec(2, 2, "binary"),
     "online_contrastive": LossSpec(2, 2, "binary"),
+    "softmax": LossSpec(2, 2, "class", counts_correct=True),
     "triplet": LossSpec(3, 3),
     "batch_all_triplet": LossSpec(1, 1, "class"),
     "batch_hard_triplet": LossSpec(1, 1, "class"),
@@ -133,7 +135,7 @@ class RetrievalObjective(Objective):
         self.splits: dict[str, Records] = {}
         self.labels: dict[str, np.ndarray] = {}
         self.classes: dict[Any, int] = {}
-        self.sums = ("correct",) if self.spec.ranks else ()  # type: ignore[misc]
+        self.sums = ("correct",) if self.spec.counts_correct else ()  # type: ignore[misc]
         for split, records in load_records(self.arguments).items():
             columns = self.columns[split] = self.select_columns(records)
             problems = {}
@@ -462,7 +464,8 @@ class RetrievalObjective(Objective):
         vectors, new_extra = self.encode(model, params, batch, rngs, train, extra)
         markers = [name for name in batch if name.startswith(LOSS_MARKER)]
         name = markers[0].removeprefix(LOSS_MARKER) if markers else self.loss_name
-        result = self.compute_loss(name, vectors, batch, self.sharded(model))
+        weights = params.get(MODULES_KEY)
+        result = self.compute_loss(name, vectors, batch, self.sharded(model), weights)
         totals: dict[str, jax.Array] = {}
         if "correct" in self.sums:
             zero = jnp.zeros((), jnp.int32)
@@ -473,7 +476,12 @@ class RetrievalObjective(Objective):
         return total, result.count, {"extra": new_extra, "totals": totals}
 
     def compute_loss(
-        self, name: str, vectors: Any, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: Any,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns a loss of the vectors of a batch.
 
@@ -482,6 +490,7 @@ class RetrievalObjective(Objective):
             vectors: The result of :meth:`encode`.
             batch: The batch.
             sharded: How the rows of the batch are split over devices.
+            weights: The weights of the modules after the encoder.
         """
         raise NotImplementedError
 

@@ -617,6 +617,19 @@ def embed_distill(
     return weighted_sum(errors.mean(1), valid)
 
 
+def pair_features(vectors: jax.Array) -> jax.Array:
+    """Returns the features of pairs that the classifier of ``SoftmaxLoss`` reads.
+
+    Args:
+        vectors: Vectors u and v of the texts of each pair, `(rows, 2, features)`.
+
+    Returns:
+        The concatenation of u, v and |u - v|, `(rows, 3 * features)`.
+    """
+    u, v = vectors[:, 0], vectors[:, 1]
+    return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
+
+
 # -- modifiers
 # ---------------------------------------------------------------------------------------
 

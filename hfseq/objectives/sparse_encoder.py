@@ -15,7 +15,8 @@ import numpy as np
 
 from hfseq.data.arguments import SparseArguments
 from hfseq.data.batches import RowRandom
-from hfseq.modeling.sentence import SparseConfig
+from hfseq.errors import UsageError
+from hfseq.modeling.sentence import ModuleWeights, SparseConfig
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch
 from hfseq.objectives.chunks import Sharded
@@ -57,7 +58,16 @@ class SparseTraining(RetrievalObjective):
         self._dense_reports = 0
 
     def make_config(self, model: FlaxPreTrainedModel, config: SparseConfig | None) -> SparseConfig:
-        """Returns the settings of the model, by default SPLADE with max pooling."""
+        """Returns the settings of the model, by default SPLADE with max pooling.
+
+        Raises:
+            UsageError: The model has an autoencoder.
+        """
+        if config is not None and config.auto_encoder is not None:
+            raise UsageError(
+                "training does not support sparse encoders with a SparseAutoEncoder (CSR), only "
+                "masked language models (SPLADE)"
+            )
         return config or SparseConfig()
 
     @property
@@ -71,7 +81,12 @@ class SparseTraining(RetrievalObjective):
         return batch | {"step": np.full(len(batch["valid"]), random.step, np.int32)}
 
     def compute_loss(
-        self, name: str, vectors: jax.Array, batch: Batch, sharded: Sharded | None
+        self,
+        name: str,
+        vectors: jax.Array,
+        batch: Batch,
+        sharded: Sharded | None,
+        weights: ModuleWeights | None = None,
     ) -> LossSum:
         """Returns the loss of sparse vectors `(rows, texts, vocab_size)` without regularizers."""
         data, valid = self.arguments, batch["valid"]

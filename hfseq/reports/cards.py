@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -139,6 +139,23 @@ model = SentenceTransformer("{name}")
 SENTENCE_CALL = """\
 vectors = model.encode(["Some text", "Another one"])
 print(vectors[0] @ vectors[1])"""
+#: The class and a call of the other kinds of retrieval models, by their tags.
+RETRIEVAL_CALLS = {
+    "cross-encoder": (
+        "CrossEncoder",
+        'print(model.predict([("Some query", "Some text"), ("Some query", "Another one")]))',
+    ),
+    "sparse-encoder": (
+        "SparseEncoder",
+        'vectors = model.encode_document(["Some text", "Another one"])\n'
+        "print(model.decode(vectors, top_k=5))",
+    ),
+    "multi-vector": (
+        "MultiVectorEncoder",
+        'documents = model.encode_document(["Some text", "Another one"])\n'
+        'print(model.similarity(model.encode_query(["Some query"]), documents))',
+    ),
+}
 CALLS = {
     "ForMaskedLM": """\
 inputs = tokenizer(f"One word is {{tokenizer.mask_token}}.", return_tensors="{tensors}")
@@ -176,6 +193,7 @@ def snippet(
     architecture: str = "",
     chat: bool = False,
     sentences: bool = False,
+    tags: Iterable[str] = (),
 ) -> str:
     """Returns code that loads and calls a model.
 
@@ -186,8 +204,15 @@ def snippet(
         custom_code: Whether the checkpoint contains the PyTorch code of the model.
         architecture: The class of the model. Required for image and audio models.
         chat: Whether the tokenizer has a chat template.
-        sentences: Whether the directory contains the files of sentence-transformers.
+        sentences: Whether sentence-transformers can load the directory.
+        tags: The Hub tags, which name the kind of a retrieval model.
     """
+    if kind := next((tag for tag in tags if tag in RETRIEVAL_CALLS), None):
+        class_name, call = RETRIEVAL_CALLS[kind]
+        package = "hfseq" if tensors == "np" else "sentence_transformers"
+        method = ".from_pretrained" if tensors == "np" else ""
+        head = f'from {package} import {class_name}\n\nmodel = {class_name}{method}("{name}")\n'
+        return head + call
     if sentences:
         return (SENTENCE_HEADS[tensors] + SENTENCE_CALL).format(name=name)
     if architecture in MEDIA:
@@ -596,6 +621,7 @@ def render_model_card(context: CardContext) -> str:
             architecture=context.architecture,
             chat=context.chat,
             sentences=sentences,
+            tags=context.tags,
         ),
         "torch_snippet": snippet(
             context.task,
@@ -605,6 +631,7 @@ def render_model_card(context: CardContext) -> str:
             context.architecture,
             context.chat,
             sentences=sentences,
+            tags=context.tags,
         )
         if torch
         else "",

@@ -21,6 +21,7 @@ from hfseq.data.arguments import (
     AllowedValues,
     CheckedArguments,
     DataArguments,
+    MixtureArguments,
     NonNegativeInt,
     PositiveInt,
     TextArguments,
@@ -1012,11 +1013,57 @@ def parse(
     if command_line and command_line[0].endswith((".yaml", ".yml", ".json")):
         # Messages about invalid values begin with the command and the name of the file.
         program = f"{command or Path(sys.argv[0]).name} {command_line[0]}"
-        command_line = flags_from_file(Path(command_line[0]), classes) + command_line[1:]
+        file_flags = flags_from_file(Path(command_line[0]), classes)
+        if split_dataset_names(command_line[1:])[0]:
+            file_flags = split_dataset_names(file_flags)[1]
+        command_line = file_flags + command_line[1:]
     reject_token_flags(command_line)
-    model, data, training, processes = parse_flags(classes, command_line, description, program)
+    flags = combine_dataset_names(command_line, classes[1])
+    model, data, training, processes = parse_flags(classes, flags, description, program)
     words = shlex.split(command) if command else ["python", Path(sys.argv[0]).name]
     return Arguments(model, data, training, redact(shlex.join([*words, *command_line])), processes)
+
+
+def split_dataset_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits flags into the values of `--dataset_name` and all other flags.
+
+    Several values can follow a single flag or repeated flags.
+    """
+    names: list[str] = []
+    remaining: list[str] = []
+    is_value = False
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag.replace("-", "_") == "__dataset_name":
+            names += [value] if equals else []
+            is_value = not equals
+        elif is_value and not word.startswith("--"):
+            names.append(word)
+        else:
+            is_value = False
+            remaining.append(word)
+    return names, remaining
+
+
+def combine_dataset_names(words: Sequence[str], data_class: type[TextArguments]) -> list[str]:
+    """Replaces several values of `--dataset_name` by `--dataset_names`.
+
+    Args:
+        words: The flags.
+        data_class: The class of the data flags.
+
+    Raises:
+        UsageError: There are several values, but the objective trains on one dataset.
+    """
+    names, remaining = split_dataset_names(words)
+    if len(names) < 2:
+        return list(words)
+    if not issubclass(data_class, MixtureArguments):
+        raise UsageError(
+            f"--dataset_name has the values {', '.join(names)}, but this objective trains on one "
+            "dataset"
+        )
+    return [*remaining, "--dataset_names", *names]
 
 
 def parse_values(values: Mapping[str, Any], objective: str) -> Arguments:

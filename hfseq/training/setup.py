@@ -791,6 +791,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
     if source:
         base, hub = base_model_of(source, _hub_options(arguments))
         model.load_generation_config(base, **hub)
+        model.set_source(source, **_hub_options(arguments))
     return model
 
 

@@ -71,6 +71,7 @@ SUITES = {
     "data_scale": "data",
     "compile": "compiled",
     "pipelines": "pipelines",
+    "retrieval": "retrieval",
 }
 ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 

@@ -81,6 +81,7 @@ RUN = {
     "data_scale": "",
     "compile": "dropout 0.1/H200",
     "pipelines": "classify",
+    "retrieval": "train",
 }
 
 

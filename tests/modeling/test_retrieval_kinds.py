@@ -105,6 +105,97 @@ def test_bi_encoders(bert, tmp_path, pooling):
     assert_close(again.encode_query(TEXTS), queries)
 
 
+def make_static(bert, features):
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bert / "tokenizer.json"))
+    table = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), features))
+    return StaticEmbedding(tokenizer, embedding_weights=table.astype(np.float32))
+
+
+def check_both_ways(theirs, tmp_path, methods=("encode", "encode_query", "encode_document")):
+    """Compares a model of sentence-transformers with hfseq, and hfseq's directory with it."""
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    ours = hfseq.RetrievalModel.from_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    again = type(theirs)(str(tmp_path / "ours"), device="cpu")
+    texts = [*TEXTS, ""]
+    for method in methods:
+        expected = getattr(theirs, method)(texts)
+        expected = dense(expected) if hasattr(expected, "to_dense") else expected
+        for model in (ours, hfseq.RetrievalModel.from_pretrained(tmp_path / "ours"), again):
+            actual = getattr(model, method)(texts)
+            if not isinstance(actual, np.ndarray):
+                actual = dense(actual) if hasattr(actual, "to_dense") else actual.toarray()
+            assert_close(actual, expected)
+    return ours
+
+
+def test_static_embeddings(bert, tmp_path):
+    from safetensors.numpy import load_file, save_file
+    from sentence_transformers.base.modules import Dense, Normalize
+
+    modules = [make_static(bert, 12), Dense(12, 8), Normalize()]
+    prompts = {"query": "law of: "}
+    theirs = st.SentenceTransformer(modules=modules, device="cpu", prompts=prompts)
+    ours = check_both_ways(theirs, tmp_path)
+    with pytest.raises(hfseq.errors.UsageError, match="requires a transformer"):
+        ours.encode(TEXTS, output_value="token_embeddings")
+    # The names of the tensors of Model2Vec.
+    file = tmp_path / "theirs/model.safetensors"
+    table = load_file(file)["embedding.weight"]
+    factors = np.random.default_rng(1).uniform(0.5, 2, len(table)).astype(np.float32)
+    mapping = np.arange(len(table))[::-1].copy()
+    save_file({"embeddings": table, "mapping": mapping, "weights": factors}, file)
+    again = hfseq.RetrievalModel.from_pretrained(tmp_path / "theirs")
+    expected = st.SentenceTransformer(str(tmp_path / "theirs"), device="cpu").encode(TEXTS)
+    assert_close(again.encode(TEXTS), expected)
+
+
+@pytest.mark.parametrize("default_route", ["query", "document"])
+@pytest.mark.parametrize("static", [True, False])
+def test_queries_with_other_modules_than_documents(bert, tmp_path, static, default_route):
+    from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    transformer, pooling = Transformer(str(bert)), Pooling(32, "cls", include_prompt=False)
+    document = [Dense(32, 8)]
+    if static:
+        query = [make_static(bert, 12), Dense(12, 8)]
+        router = Router.for_query_document(
+            query_modules=query,
+            document_modules=[transformer, pooling, *document],
+            default_route=default_route,
+        )
+        modules = [router, Normalize()]
+    else:
+        query = [Dense(32, 8, use_residual=True), Normalize()]
+        router = Router.for_query_document(query, document, default_route)
+        modules = [transformer, pooling, router]
+    prompts = {"query": "law of: ", "document": "the river "}
+    theirs = st.SentenceTransformer(modules=modules, device="cpu", prompts=prompts)
+    check_both_ways(theirs, tmp_path)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_sparse_autoencoders(bert, tmp_path, normalize):
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    encoder = SparseAutoEncoder(32, hidden_dim=64, k=6, k_aux=8, normalize=normalize)
+    encoder.pre_bias.data += 0.1
+    encoder.latent_bias.data += 0.2
+    modules = [Transformer(str(bert)), Pooling(32, "mean"), Normalize(), encoder]
+    theirs = st.SparseEncoder(modules=modules, device="cpu")
+    ours = check_both_ways(theirs, tmp_path)
+    expected = theirs.encode(TEXTS, max_active_dims=11)
+    assert_close(ours.encode(TEXTS, max_active_dims=11).toarray(), dense(expected))
+    assert ours.sparsity(ours.encode(TEXTS))["active_dims"] == 6
+    assert ours.encode([]).shape == (0, 64)
+
+
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_quantized_vectors(precision):
     from sentence_transformers.util.quantization import quantize_embeddings

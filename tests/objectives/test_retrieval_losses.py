@@ -243,6 +243,29 @@ def test_gist_is_that_of_sentence_transformers(texts, strategy, contrast, theirs
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_classifier_of_pairs_is_that_of_sentence_transformers(theirs):
+    import torch
+    from sentence_transformers.sentence_transformer.losses import SoftmaxLoss
+
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(ROWS, 2, FEATURES)).astype(np.float32)
+    labels = random.integers(0, 3, ROWS).astype(np.int32)
+    tensor = torch.tensor(vectors, requires_grad=True)
+    model = column_model(tensor)
+    model.device = "cpu"
+    loss = SoftmaxLoss(model, FEATURES, 3)
+    result = loss([{"column": 0}, {"column": 1}], torch.tensor(labels, dtype=torch.long))
+    weight, bias = (p.detach().numpy() for p in loss.classifier.parameters())
+
+    def mean(vectors: jax.Array) -> jax.Array:
+        logits = losses.pair_features(vectors) @ weight.T + bias
+        return ranking.softmax_cross_entropy(logits, labels, jnp.ones(ROWS, bool)).mean
+
+    compare(jax.value_and_grad(mean)(jnp.asarray(vectors)), result, tensor)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnr-negatives", "cosent", "mse", "triplet"])
 @pytest.mark.filterwarnings("ignore")
 def test_matryoshka_is_that_of_sentence_transformers(name, theirs):

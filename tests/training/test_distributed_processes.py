@@ -31,6 +31,8 @@ OF_OBJECTIVE = {
     "wav2vec2": "run_wav2vec2_pretrain_flax.py",
     "dpo": "run_dpo_flax.py",
     "kto": "run_kto_flax.py",
+    "embedding": "run_embedding_flax.py",
+    "cross_encoder": "run_cross_encoder_flax.py",
 }
 
 
@@ -306,3 +308,41 @@ def test_two_processes_learn_preferences_like_one(tmp_path, objective, options):
     each = [[*words, f"--output_dir={tmp_path / 'two'}", f"--data_cache_dir={tmp_path / 'cache'}"]]
     Processes(each * 2, 2, objective=objective).ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["embedding", "cross_encoder"])
+def test_chunks_use_the_negatives_of_all_processes(objective, flags, tmp_path):
+    import random
+
+    import jax
+
+    from hfseq.training.arguments import parse
+    from hfseq.training.run import main
+    from tests.training.conftest import WORDS
+
+    draw, words = random.Random(0), sorted(set(WORDS))
+    rows = []
+    for _ in range(40):
+        text = draw.sample(words, 4)
+        rows.append({"anchor": " ".join(text[:2]), "positive": " ".join(text)})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "pairs.jsonl").write_text(lines)
+    options = {
+        "train_file": tmp_path / "pairs.jsonl",
+        "validation_file": tmp_path / "pairs.jsonl",
+        "max_seq_length": None,
+        "loss": "multiple_negatives_ranking",
+        "batch_sampler": "no_duplicates",
+        "do_train": True,
+        "do_eval": True,
+    }
+    # Each device has four of eight rows, which chunks of three do not divide.
+    arguments = parse(flags("one", **options), objective=objective)
+    main(arguments, objective, devices=jax.devices()[:1])
+    chunks = {**options, "mini_batch_size": 3}
+    Processes(flags("two", **chunks), 2, objective=objective).ends(0)
+    assert_same(tmp_path / "one", tmp_path / "two")
+    for name, value in results(tmp_path / "one").items():
+        if name.startswith("eval_") and "per_second" not in name and "runtime" not in name:
+            assert results(tmp_path / "two")[name] == pytest.approx(value, abs=1e-5), name

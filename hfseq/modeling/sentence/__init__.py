@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hfseq.modeling.sentence.bi_encoder import SentenceConfig, SentenceEncoder
-from hfseq.modeling.sentence.config import MODULES_KEY, RetrievalConfig
+from hfseq.modeling.sentence.config import MODULES_KEY, ModuleWeights, RetrievalConfig
 from hfseq.modeling.sentence.cross_encoder import CrossEncoder, CrossEncoderConfig, LogitScore
 from hfseq.modeling.sentence.directory import SentenceDirectory
 from hfseq.modeling.sentence.encoder import (
@@ -42,6 +42,7 @@ __all__ = [
     "CrossEncoderConfig",
     "Dense",
     "LogitScore",
+    "ModuleWeights",
     "MultiVectorConfig",
     "MultiVectorEncoder",
     "QueryExpansion",

@@ -19,19 +19,37 @@ from hfseq.modeling.sentence.directory import (
     SentenceDirectory,
     module_folder,
     modules_json,
+    router_json,
     write_json,
 )
 from hfseq.modeling.sentence.encoder import TextEncoder
 from hfseq.modeling.sentence.modules import Dense
 from hfseq.modeling.sentence.pooling import POOLING_MODES, l2_normalize, pool
 from hfseq.modeling.sentence.similarity import quantize
-from hfseq.modeling.sentence.texts import TokenizedTexts, prompt_length, tokenize
+from hfseq.modeling.sentence.static_embedding import StaticEmbedding
+from hfseq.modeling.sentence.texts import TokenizedTexts, check_texts, prompt_length, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 #: The name of the vectors of texts in sentence-transformers.
 FEATURES = "sentence_embedding"
+
+
+@dataclass(frozen=True)
+class QueryRoute:
+    """The modules of queries in a bi-encoder that encodes queries and documents differently.
+
+    Attributes:
+        static_embedding: A static embedding that takes the place of the transformer and the
+            pooling. `None` stands for those of documents.
+        dense: Dense layers after the pooling.
+        normalize: Whether to scale the vectors to length 1.
+    """
+
+    static_embedding: StaticEmbedding | None = None
+    dense: tuple[Dense, ...] = ()
+    normalize: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,12 +63,21 @@ class SentenceConfig(RetrievalConfig):
         include_prompt: Whether the tokens of the prompt are pooled.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
+        static_embedding: A static embedding that takes the place of the transformer and the
+            pooling, or `None`.
+        query_route: The modules of queries, if they differ from those of documents.
+        default_route: The route of texts that are neither queries nor documents.
+        classifier: The classifier of pairs that the softmax loss trains. It is not saved.
     """
 
     pooling: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
+    static_embedding: StaticEmbedding | None = None
+    query_route: QueryRoute | None = None
+    default_route: str = "document"
+    classifier: Dense | None = None
 
     model_type: ClassVar[str] = "SentenceTransformer"
 
@@ -63,35 +90,58 @@ class SentenceConfig(RetrievalConfig):
                     f"(known: {', '.join(POOLING_MODES)})"
                 )
 
+    @property
+    def auto_class(self) -> str | None:  # type: ignore[override]
+        """Suffix of the model class, or `None` without a transformer."""
+        return "Model" if self.static_embedding is None else None
+
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> SentenceConfig:
         """Returns the settings in a directory that contains a bi-encoder."""
-        if directory.query_modules is not None:
-            raise CheckpointError(
-                f"'{directory.source}' is a bi-encoder with the unsupported module Router"
-            )
-        values: dict[str, Any] = {"pooling": (), "dense": (), **cls.shared_values(directory)}
-        supported = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
-        if directory.modules[0].class_name not in TRANSFORMERS:
-            raise directory.unsupported(directory.modules[0], supported)
-        for module in directory.modules[1:]:
-            if module.class_name == "Pooling":
-                values["pooling"] = _pooling_modes(module)
-                values["include_prompt"] = module.settings.get("include_prompt", True)
-            elif module.class_name == "Dense":
-                values["dense"] += (Dense.read(directory, module, FEATURES),)
-            elif module.class_name == "Normalize":
-                values["normalize"] = True
-            elif module.class_name != "Dropout":
-                raise directory.unsupported(module, supported)
-        if not values["pooling"]:
+        values = cls.shared_values(directory) | _read_modules(directory, directory.modules)
+        if not values["pooling"] and values["static_embedding"] is None:
             raise CheckpointError(f"modules.json of '{directory.source}' has no Pooling module")
+        if directory.query_modules is not None:
+            values["query_route"] = _read_query_route(directory, values)
+            values["default_route"] = directory.default_route
         return cls(**values)
 
     def write(self, folder: Path, model: Any) -> None:
         """Writes the files in the format of sentence-transformers 5, which version 6 reads too."""
-        classes = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
-        classes += ["Normalize"] * self.normalize
+        first = "Transformer" if self.static_embedding is None else "StaticEmbedding"
+        classes = [first] + ["Pooling"] * (self.static_embedding is None)
+        number = len(classes)
+        classes += ["Dense"] * len(self.dense) + ["Normalize"] * self.normalize
+        contents: dict[str, Any] = {SETTINGS: self.written_settings()}
+        route = self.query_route
+        prefix = "" if route is None else "document_"
+        folders = [prefix + module_folder(n, name) if n else "" for n, name in enumerate(classes)]
+        if self.static_embedding is None:
+            contents["sentence_bert_config.json"] = {
+                "max_seq_length": self.max_seq_length,
+                "do_lower_case": self.do_lower_case,
+            }
+            contents[f"{folders[1]}/config.json"] = self._pooling_settings(model)
+        else:
+            self.static_embedding.write(folder)
+        _write_modules(folder, folders[number:], self.dense)
+        if route is None:
+            contents["modules.json"] = modules_json([f"models.{name}" for name in classes])
+        else:
+            document = dict(zip(folders, (f"models.{name}" for name in classes), strict=True))
+            query = dict(list(document.items())[:2])
+            if route.static_embedding is not None:
+                query = {"query_0_StaticEmbedding": "models.StaticEmbedding"}
+                route.static_embedding.write(folder / "query_0_StaticEmbedding")
+            names = ["Dense"] * len(route.dense) + ["Normalize"] * route.normalize
+            added = {f"query_{n}_{name}": f"models.{name}" for n, name in enumerate(names, 2)}
+            _write_modules(folder, list(added), route.dense)
+            contents["modules.json"] = modules_json(["models.Router"])
+            routes = {"query": query | added, "document": document}
+            contents["router_config.json"] = router_json(routes, self.default_route)
+        write_json(folder, contents)
+
+    def _pooling_settings(self, model: Any) -> dict[str, Any]:
         pooling: dict[str, Any] = {
             "word_embedding_dimension": model.text_config.hidden_size,
             **{key: mode in self.pooling for mode, key in POOLING_MODES.items()},
@@ -102,20 +152,7 @@ class SentenceConfig(RetrievalConfig):
             pooling["pooling_mode"] = [
                 "mean_sqrt_len_tokens" if mode == "mean_sqrt_len" else mode for mode in self.pooling
             ]
-        contents = {
-            "modules.json": modules_json([f"models.{name}" for name in classes]),
-            "sentence_bert_config.json": {
-                "max_seq_length": self.max_seq_length,
-                "do_lower_case": self.do_lower_case,
-            },
-            SETTINGS: self.written_settings(),
-            "1_Pooling/config.json": pooling,
-        }
-        write_json(folder, contents)
-        for number, dense in enumerate(self.dense, 2):
-            dense.write(folder / module_folder(number, "Dense"), FEATURES)
-        if self.normalize:
-            (folder / module_folder(len(classes) - 1, "Normalize")).mkdir(exist_ok=True)
+        return pooling
 
     @property
     def features(self) -> int | None:
@@ -124,12 +161,43 @@ class SentenceConfig(RetrievalConfig):
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the dense layers."""
-        return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
+        """The weights of the static embeddings, the dense layers and the classifier."""
+        weights = _dense_weights(self.dense)
+        if self.static_embedding is not None:
+            weights["static_embedding"] = self.static_embedding.weights
+        if (route := self.query_route) is not None:
+            weights |= {
+                f"query_{name}": value for name, value in _dense_weights(route.dense).items()
+            }
+            if route.static_embedding is not None:
+                weights["query_static_embedding"] = route.static_embedding.weights
+        if self.classifier is not None:
+            weights["classifier"] = self.classifier.weights
+        return weights
 
     def replace_weights(self, weights: ModuleWeights) -> SentenceConfig:
-        """Returns these settings with other weights of the dense layers."""
-        return replace(self, dense=replace_dense(self.dense, weights))
+        """Returns these settings with other weights of the static embeddings and dense layers."""
+        route, static_embedding = self.query_route, self.static_embedding
+        if static_embedding is not None:
+            static_embedding = replace(static_embedding, **weights["static_embedding"])
+        if route is not None:
+            query_weights = route_weights(weights, "query")
+            query_embedding = route.static_embedding
+            if query_embedding is not None:
+                query_embedding = replace(query_embedding, **query_weights["static_embedding"])
+            dense = replace_dense(route.dense, query_weights)
+            route = replace(route, static_embedding=query_embedding, dense=dense)
+        return replace(
+            self,
+            dense=replace_dense(self.dense, weights),
+            static_embedding=static_embedding,
+            query_route=route,
+        )
+
+    def route(self, task: str | None) -> tuple[str, QueryRoute | None]:
+        """Returns the name of the route of a task, and its modules if they are those of queries."""
+        name = self.default_route if task is None else task
+        return (name, self.query_route) if name == "query" else (name, None)
 
     def tokenize(
         self,
@@ -141,6 +209,11 @@ class SentenceConfig(RetrievalConfig):
         task: str | None = None,
     ) -> TokenizedTexts:
         """Tokenizes texts. See :meth:`RetrievalConfig.tokenize`."""
+        _, route = self.route(task)
+        static_embedding = self.static_embedding if route is None else route.static_embedding
+        if static_embedding is not None:
+            check_texts(texts)
+            return static_embedding.tokenize(texts, prompt)
         tokens = tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
         if prompt and not self.include_prompt:
             hidden = prompt_length(tokenizer, prompt)
@@ -171,7 +244,91 @@ class SentenceConfig(RetrievalConfig):
     ) -> jax.Array:
         """Computes the vectors of a batch. See :meth:`RetrievalConfig.embed`."""
         model_inputs, mask = split_inputs(inputs)
-        return self(run(**model_inputs).last_hidden_state, mask, weights)
+        _, route = self.route(task)
+        modules: SentenceConfig | QueryRoute = self if route is None else route
+        if route is not None and weights:
+            weights = route_weights(weights, "query")
+        if modules.static_embedding is not None:
+            table = weights["static_embedding"] if weights else None
+            vectors = modules.static_embedding(inputs["input_ids"], mask, table)
+        else:
+            vectors = pool(run(**model_inputs).last_hidden_state, mask, self.pooling)
+        vectors = apply_dense(modules.dense, vectors, weights)
+        return l2_normalize(vectors) if modules.normalize else vectors
+
+
+def route_weights(weights: ModuleWeights, route: str) -> ModuleWeights:
+    """Returns the weights of the modules of a route, without the name of the route."""
+    prefix = f"{route}_"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def _dense_weights(layers: Sequence[Dense]) -> dict[str, dict[str, np.ndarray]]:
+    return {f"dense_{number}": dense.weights for number, dense in enumerate(layers)}
+
+
+def _read_modules(directory: SentenceDirectory, modules: Sequence[Module]) -> dict[str, Any]:
+    """Returns the settings in a chain of modules.
+
+    Raises:
+        CheckpointError: A module is not supported.
+    """
+    values: dict[str, Any] = {"pooling": (), "dense": (), "static_embedding": None}
+    supported = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Normalize", "Dropout")
+    first, *others = modules
+    if first.class_name == "StaticEmbedding":
+        values["static_embedding"] = StaticEmbedding.read(directory, first)
+    elif first.class_name not in TRANSFORMERS:
+        raise directory.unsupported(first, supported)
+    for module in others:
+        if module.class_name == "Pooling" and values["static_embedding"] is None:
+            values["pooling"] = _pooling_modes(module)
+            values["include_prompt"] = module.settings.get("include_prompt", True)
+        elif module.class_name == "Dense":
+            values["dense"] += (Dense.read(directory, module, FEATURES),)
+        elif module.class_name == "Normalize":
+            values["normalize"] = True
+        elif module.class_name != "Dropout":
+            raise directory.unsupported(module, supported)
+    return values
+
+
+def _read_query_route(directory: SentenceDirectory, document: Mapping[str, Any]) -> QueryRoute:
+    """Returns the modules of queries.
+
+    Args:
+        directory: The directory.
+        document: The settings of documents.
+
+    Raises:
+        CheckpointError: Queries have another transformer or pooling than documents.
+    """
+    assert directory.query_modules is not None
+    values = _read_modules(directory, directory.query_modules)
+    folders = [modules[0].folder for modules in (directory.modules, directory.query_modules)]
+    names = ("pooling", "include_prompt")
+    is_static = values["static_embedding"] is not None
+    if not is_static and (
+        len(set(folders)) > 1 or any(values.get(name) != document.get(name) for name in names)
+    ):
+        raise CheckpointError(
+            f"the router of '{directory.source}' has another transformer or pooling for queries "
+            "than for documents (supported: a StaticEmbedding for queries, or other dense layers)"
+        )
+    return QueryRoute(values["static_embedding"], values["dense"], values.get("normalize", False))
+
+
+def _write_modules(folder: Path, names: Sequence[str], layers: Sequence[Dense]) -> None:
+    """Writes dense layers into the first folders, and creates the others."""
+    for number, name in enumerate(names):
+        if number < len(layers):
+            layers[number].write(folder / name, FEATURES)
+        else:
+            (folder / name).mkdir(exist_ok=True)
 
 
 def _pooling_modes(module: Module) -> tuple[str, ...]:
@@ -252,7 +409,8 @@ class SentenceEncoder(TextEncoder):
             normalize_embeddings: Whether to scale the vectors to length 1.
             truncate_dim: Number of leading features to keep. The truncated vectors are scaled to
                 length 1 only if ``normalize_embeddings`` is set.
-            task: "query", "document" or `None`. It has no effect on bi-encoders.
+            task: "query", "document" or `None`. It selects the modules of a model that encodes
+                queries and documents differently.
             params: Parameters to use instead of the model's own.
 
         Returns:
@@ -265,6 +423,12 @@ class SentenceEncoder(TextEncoder):
         texts, is_single = self.as_list(sentences)
         tokens = self.tokenize(texts, self.config.find_prompt(prompt, prompt_name), task)
         if output_value == "token_embeddings":
+            _, route = self.config.route(task)
+            if (self.config if route is None else route).static_embedding is not None:
+                raise UsageError(
+                    "output_value 'token_embeddings' requires a transformer, but this model has a "
+                    "StaticEmbedding"
+                )
             states = self.token_states(tokens, batch_size, show_progress_bar, params)
             return states[0] if is_single else states
         if output_value != "sentence_embedding":

@@ -62,7 +62,7 @@ class RetrievalConfig:
     #: The name of the model type in ``config_sentence_transformers.json``.
     model_type: ClassVar[str]
     #: Suffix of the model class.
-    auto_class: ClassVar[str] = "Model"
+    auto_class: ClassVar[str | None] = "Model"
     default_similarity: ClassVar[str] = "cosine"
     similarities: ClassVar[tuple[str, ...]] = ("cosine", "dot", "euclidean", "manhattan")
 

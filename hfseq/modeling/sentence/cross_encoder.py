@@ -387,6 +387,15 @@ class CrossEncoder(RetrievalModel):
         """Number of scores per pair."""
         return self.config.num_labels
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Saves the model, its tokenizer and the files that sentence-transformers reads.
+
+        The tokenizer stores the maximum length of a pair, because a plain Transformers directory
+        has no other place for it.
+        """
+        self.tokenizer.model_max_length = self.limit
+        super().save_pretrained(folder)
+
     def predict(
         self,
         sentences: Sequence[Any],

@@ -34,6 +34,8 @@ MODULES = "modules.json"
 KINDS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 #: Module classes that contain the transformer.
 TRANSFORMERS = ("Transformer", "MLMTransformer", "ColBERT")
+#: Module classes that select the modules of queries or documents.
+ROUTERS = ("Router", "Asym")
 #: Keys of `config_sentence_transformers.json` that hfseq writes itself.
 OWN_SETTINGS = (
     *("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"),
@@ -63,9 +65,10 @@ class SentenceDirectory:
     Attributes:
         source: The directory or repository, for messages.
         fetch: Maps the name of a file to its local path, or to `None`.
-        modules: The modules in order. If the model is a router, these are the modules of its
-            document route.
-        query_modules: The modules of the query route of a router, or `None` without a router.
+        modules: The modules in order. If one of them is a router, these are the modules of
+            documents.
+        query_modules: The modules of queries if there is a router, otherwise `None`.
+        default_route: The route of texts that are neither queries nor documents.
         settings: The content of ``config_sentence_transformers.json``.
         transformer: The settings of the transformer.
     """
@@ -74,6 +77,7 @@ class SentenceDirectory:
     fetch: files.Fetch
     modules: Sequence[Module] = ()
     query_modules: Sequence[Module] | None = None
+    default_route: str = "document"
     settings: Mapping[str, Any] = field(default_factory=dict)
     transformer: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,14 +95,27 @@ class SentenceDirectory:
         directory = cls(source, fetcher(source, download))
         listed: Any = directory.load(MODULES) or []
         modules = [directory.module(str(m["type"]), str(m.get("path", ""))) for m in listed]
-        query_modules = None
-        if len(modules) == 1 and modules[0].class_name in ("Router", "Asym"):
-            modules, query_modules = directory.routes(modules[0].folder)
+        query_modules, default_route = None, "document"
+        routers = [n for n, module in enumerate(modules) if module.class_name in ROUTERS]
+        if len(routers) == 1:
+            (number,) = routers
+            before, after = modules[:number], modules[number + 1 :]
+            document, query, default_route = directory.routes(modules[number].folder)
+            modules = [*before, *document, *after]
+            query_modules = [*before, *query, *after]
         first = modules[0].folder if modules else ""
         names = [f"{first}/{name}".lstrip("/") for name in TRANSFORMER_SETTINGS]
         transformer = next(filter(None, map(directory.load, names)), {})
         settings = directory.load(SETTINGS)
-        return cls(source, directory.fetch, modules, query_modules, settings, transformer)
+        return cls(
+            source,
+            directory.fetch,
+            modules,
+            query_modules,
+            default_route,
+            settings=settings,
+            transformer=transformer,
+        )
 
     def load(self, name: str) -> dict[str, Any]:
         """Returns the content of a JSON file, or an empty dict if it does not exist."""
@@ -117,8 +134,8 @@ class SentenceDirectory:
         settings = {} if is_transformer else self.load(f"{folder}/config.json".lstrip("/"))
         return Module(class_name, folder, settings)
 
-    def routes(self, folder: str) -> tuple[list[Module], list[Module]]:
-        """Returns the modules of the document route and of the query route of a router.
+    def routes(self, folder: str) -> tuple[list[Module], list[Module], str]:
+        """Returns the modules of the document route and of the query route, and the default route.
 
         Raises:
             CheckpointError: The router has different routes.
@@ -136,11 +153,13 @@ class SentenceDirectory:
                 [self.module(str(types[name]), prefix + name) for name in structure[route]]
                 for route in ("document", "query")
             )
+            parameters = config.get("parameters") or {}
+            default_route = parameters.get("default_route") or next(iter(structure))
         except (LookupError, TypeError) as error:
             raise CheckpointError(
                 f"the router of '{self.source}' has no valid router_config.json: {error!r}"
             ) from error
-        return document, query
+        return document, query, str(default_route)
 
     @property
     def model_type(self) -> str:
@@ -180,6 +199,24 @@ def write_json(folder: Path, contents: Mapping[str, Any]) -> None:
     for name, value in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, json.dumps(value, indent=2) + "\n")
+
+
+def router_json(
+    routes: Mapping[str, Mapping[str, str]], default_route: str = "document"
+) -> dict[str, Any]:
+    """Returns the content of router_config.json.
+
+    Args:
+        routes: For each route, the folders of its modules and the paths of their classes. The
+            folder "" is the directory of the router itself.
+        default_route: The route of texts that are neither queries nor documents.
+    """
+    types = {folder: path for modules in routes.values() for folder, path in modules.items()}
+    return {
+        "types": {folder: f"sentence_transformers.{path}" for folder, path in types.items()},
+        "structure": {route: list(modules) for route, modules in routes.items()},
+        "parameters": {"default_route": default_route, "allow_empty_key": True},
+    }
 
 
 def modules_json(class_paths: Sequence[str]) -> list[dict[str, Any]]:

@@ -108,12 +108,25 @@ class RetrievalModel:
         options = dict(options)
         source, tokenizer = directory.source, options.pop("tokenizer", None)
         config = cls.read_config(directory, options)
+        if config.auto_class is None:
+            return cls._build_static(config, directory)
         folder = directory.modules[0].folder if directory.modules else ""
         subfolder = {"subfolder": folder} if folder else {}
         auto_class = getattr(auto, f"Flax{auto_class_name(config.auto_class)}")
         model = auto.load(auto_class, source, **subfolder, **options)
         if tokenizer is None:
             tokenizer = auto.load(AutoTokenizer, source, **subfolder, **download)
+        return cls.build(model, tokenizer, config, directory)
+
+    @classmethod
+    def _build_static(cls, config: Any, directory: SentenceDirectory) -> Self:
+        """Returns an object whose model has no transformer."""
+        from transformers import PreTrainedTokenizerFast
+
+        from hfseq.modeling.sentence.static_embedding import StaticModel
+
+        model: Any = StaticModel(config)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=config.static_embedding.tokenizer)
         return cls.build(model, tokenizer, config, directory)
 
     @classmethod
@@ -159,7 +172,8 @@ class RetrievalModel:
         model: Any = self.model
         model.sentence_config = self.config
         model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        if self.config.auto_class is not None:
+            self.tokenizer.save_pretrained(folder)
 
     # -- computation
 

@@ -88,6 +88,23 @@ class Dense:
         except (LookupError, ValueError) as error:
             raise CheckpointError(f"{path} is not a dense layer: {error!r}") from error
 
+    @classmethod
+    def random(
+        cls, in_features: int, out_features: int, seed: int = 0, use_bias: bool = True
+    ) -> Dense:
+        """Returns a layer without activation, initialized as PyTorch's `Linear`.
+
+        Args:
+            in_features: Number of input features.
+            out_features: Number of output features.
+            seed: Seed of the initialization.
+            use_bias: Whether the layer has a bias.
+        """
+        bound, random = in_features**-0.5, np.random.default_rng(seed)
+        kernel = random.uniform(-bound, bound, (in_features, out_features)).astype(np.float32)
+        bias = random.uniform(-bound, bound, out_features).astype(np.float32) if use_bias else None
+        return cls(kernel, bias, "Identity")
+
     @property
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name."""

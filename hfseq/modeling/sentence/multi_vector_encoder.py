@@ -522,6 +522,4 @@ def random_projection(features: int, size: int = DEFAULT_FEATURES, seed: int = 0
         size: Number of features of the token vectors.
         seed: Seed of the initialization.
     """
-    bound = features**-0.5
-    kernel = np.random.default_rng(seed).uniform(-bound, bound, (features, size))
-    return Dense(kernel.astype(np.float32), None, "Identity")
+    return Dense.random(features, size, seed, use_bias=False)

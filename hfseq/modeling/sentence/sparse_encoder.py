@@ -1,4 +1,4 @@
-"""Sparse encoders (SPLADE): one weight per vocabulary entry and text.
+"""Sparse encoders: one weight per vocabulary entry and text (SPLADE), or per latent feature (CSR).
 
 Formal et al., "SPLADE: Sparse lexical and expansion model for first stage ranking", 2021.
 """
@@ -16,13 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.errors import CheckpointError, UsageError
+from hfseq.modeling.sentence.auto_encoder import SparseAutoEncoder
+from hfseq.modeling.sentence.bi_encoder import SentenceConfig
 from hfseq.modeling.sentence.config import Inputs, ModuleWeights, RetrievalConfig, Run, split_inputs
 from hfseq.modeling.sentence.directory import (
     SETTINGS,
     TRANSFORMERS,
     Module,
     SentenceDirectory,
+    module_folder,
     modules_json,
+    router_json,
     write_json,
 )
 from hfseq.modeling.sentence.encoder import TextEncoder
@@ -36,10 +40,9 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("max", "sum")
 ACTIVATIONS = ("relu", "log1p_relu")
-#: Folders of the modules of a model with a static query encoder.
-QUERY_FOLDER = "query_0_SparseStaticEmbedding"
-TRANSFORMER_FOLDER = "document_0_MLMTransformer"
-POOLING_FOLDER = "document_1_SpladePooling"
+#: Folders of the modules of a model with a static query encoder. The transformer is in the
+#: directory itself, so that Transformers and the training find it.
+QUERY_FOLDER, POOLING_FOLDER = "query_0_SparseStaticEmbedding", "document_1_SpladePooling"
 
 
 @dataclass(frozen=True)
@@ -117,15 +120,19 @@ class SparseConfig(RetrievalConfig):
             logarithm twice.
         max_active_dims: Number of largest weights that are kept by default.
         query_encoder: A static encoder of queries, or `None` to encode queries as documents.
+        bi_encoder: How dense vectors are computed, if an autoencoder makes them sparse (CSR). The
+            other attributes that describe a masked language model then have no effect.
+        auto_encoder: The autoencoder.
     """
 
     pooling_strategy: str = "max"
     activation_function: str = "relu"
     max_active_dims: int | None = None
     query_encoder: StaticQueryEncoder | None = None
+    bi_encoder: SentenceConfig | None = None
+    auto_encoder: SparseAutoEncoder | None = None
 
     model_type: ClassVar[str] = "SparseEncoder"
-    auto_class: ClassVar[str] = "ForMaskedLM"
     default_similarity: ClassVar[str] = "dot"
     similarities: ClassVar[tuple[str, ...]] = ("cosine", "dot")
 
@@ -135,12 +142,31 @@ class SparseConfig(RetrievalConfig):
             if (value := getattr(self, name)) not in known:
                 raise UsageError(f"unknown {name} {value!r} (known: {', '.join(known)})")
 
+    @property
+    def auto_class(self) -> str | None:  # type: ignore[override]
+        """Suffix of the model class."""
+        return "ForMaskedLM" if self.bi_encoder is None else self.bi_encoder.auto_class
+
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> SparseConfig:
         """Returns the settings in a directory that contains a sparse encoder."""
-        supported = ("Transformer", "MLMTransformer", "SpladePooling", "Router")
+        supported = (
+            *("Transformer", "MLMTransformer", "SpladePooling", "Router"),
+            "SparseAutoEncoder after the modules of a bi-encoder",
+        )
         values: dict[str, Any] = cls.shared_values(directory)
         modules = list(directory.modules)
+        if modules[-1].class_name == "SparseAutoEncoder" and directory.query_modules is None:
+            auto_encoder = SparseAutoEncoder.read(directory, modules[-1])
+            dense = replace(
+                directory, modules=modules[:-1], settings={"model_type": SentenceConfig.model_type}
+            )
+            return cls(
+                **values,
+                max_active_dims=directory.settings.get("max_active_dims") or auto_encoder.k,
+                bi_encoder=SentenceConfig.from_directory(dense),
+                auto_encoder=auto_encoder,
+            )
         for module in modules:
             if module.class_name not in (*TRANSFORMERS, "SpladePooling", "Dropout"):
                 raise directory.unsupported(module, (*supported, "SparseStaticEmbedding"))
@@ -171,41 +197,44 @@ class SparseConfig(RetrievalConfig):
     def write(self, folder: Path, model: Any) -> None:
         """Writes the files in the format of sentence-transformers 5, which version 6 also reads.
 
-        A model with a static query encoder consists of two routes. Its transformer is in the
-        subfolder ``document_0_MLMTransformer``, where :class:`SparseEncoder` saves it.
+        A model with a static query encoder consists of two routes.
         """
         module = "sparse_encoder.models."
+        settings = self.written_settings()
+        if self.max_active_dims is not None:
+            settings["max_active_dims"] = self.max_active_dims
+        if self.bi_encoder is not None and self.auto_encoder is not None:
+            self.bi_encoder.write(folder, model)
+            modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+            paths = [entry["type"].removeprefix("sentence_transformers.") for entry in modules]
+            self.auto_encoder.write(folder / module_folder(len(paths), "SparseAutoEncoder"))
+            paths.append(f"{module}SparseAutoEncoder")
+            write_json(folder, {"modules.json": modules_json(paths), SETTINGS: settings})
+            return
         pooling = {
             "pooling_strategy": self.pooling_strategy,
             "activation_function": self.activation_function,
             "word_embedding_dimension": model.vocab_size(),
         }
         transformer = {"max_seq_length": self.max_seq_length, "do_lower_case": self.do_lower_case}
-        settings = self.written_settings()
-        if self.max_active_dims is not None:
-            settings["max_active_dims"] = self.max_active_dims
-        contents: dict[str, Any] = {SETTINGS: settings}
+        contents: dict[str, Any] = {
+            SETTINGS: settings,
+            "sentence_bert_config.json": transformer,
+        }
+        transformer_class, pooling_class = f"{module}MLMTransformer", f"{module}SpladePooling"
         if self.query_encoder is None:
-            classes = [f"{module}MLMTransformer", f"{module}SpladePooling"]
-            contents |= {
-                "modules.json": modules_json(classes),
-                "sentence_bert_config.json": transformer,
-                "1_SpladePooling/config.json": pooling,
-            }
+            contents["modules.json"] = modules_json([transformer_class, pooling_class])
+            contents["1_SpladePooling/config.json"] = pooling
             write_json(folder, contents)
             return
-        folders = QUERY_FOLDER, TRANSFORMER_FOLDER, POOLING_FOLDER
         contents |= {
             "modules.json": modules_json(["models.Router"]),
-            "router_config.json": {
-                "types": {
-                    name: f"sentence_transformers.{module}{name.split('_', 2)[-1]}"
-                    for name in folders
-                },
-                "structure": {"query": [QUERY_FOLDER], "document": list(folders[1:])},
-                "parameters": {"default_route": "document", "allow_empty_key": True},
-            },
-            f"{TRANSFORMER_FOLDER}/sentence_bert_config.json": transformer,
+            "router_config.json": router_json(
+                {
+                    "query": {QUERY_FOLDER: f"{module}SparseStaticEmbedding"},
+                    "document": {"": transformer_class, POOLING_FOLDER: pooling_class},
+                }
+            ),
             f"{POOLING_FOLDER}/config.json": pooling,
         }
         write_json(folder, contents)
@@ -213,12 +242,20 @@ class SparseConfig(RetrievalConfig):
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the static query encoder, unless they are frozen."""
+        """The weights of the static query encoder, unless they are frozen, or of all modules."""
+        if self.bi_encoder is not None and self.auto_encoder is not None:
+            return self.bi_encoder.module_weights | {"auto_encoder": self.auto_encoder.weights}
         encoder = self.query_encoder
         return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
 
     def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
         """Returns these settings with other weights of the static query encoder."""
+        if self.bi_encoder is not None and self.auto_encoder is not None:
+            return replace(
+                self,
+                bi_encoder=self.bi_encoder.replace_weights(weights),
+                auto_encoder=replace(self.auto_encoder, **weights["auto_encoder"]),
+            )
         if self.query_encoder is None or "query" not in weights:
             return self
         return replace(self, query_encoder=replace(self.query_encoder, **weights["query"]))
@@ -236,6 +273,8 @@ class SparseConfig(RetrievalConfig):
 
         The tokens of a static query encoder do not include special tokens.
         """
+        if self.bi_encoder is not None:
+            return self.bi_encoder.tokenize(tokenizer, texts, limit=limit, prompt=prompt, task=task)
         if task != "query" or self.query_encoder is None:
             return tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
         tokenizer = self.query_encoder.tokenizer
@@ -262,8 +301,12 @@ class SparseConfig(RetrievalConfig):
         """Computes the weights of a batch. See :meth:`RetrievalConfig.embed`.
 
         The logits of all tokens are not stored, if the head of the model is applied with
-        :func:`hfseq.nn.vocabulary_logits`.
+        :func:`hfseq.nn.vocabulary_logits`. With an autoencoder, the result contains all positive
+        latent features.
         """
+        if self.bi_encoder is not None and self.auto_encoder is not None:
+            vectors = self.bi_encoder.embed(run, inputs, weights, task)
+            return self.auto_encoder(vectors, weights["auto_encoder"] if weights else None)
         if task == "query" and self.query_encoder is not None:
             weight = weights["query"]["weight"] if weights and "query" in weights else None
             return self.query_encoder(inputs["input_ids"], inputs["attention_mask"], weight)
@@ -275,7 +318,9 @@ class SparseConfig(RetrievalConfig):
 
 
 class SparseEncoder(TextEncoder):
-    """A sparse encoder: a masked language model, its tokenizer and a :class:`SparseConfig`.
+    """A sparse encoder: a model, its tokenizer and a :class:`SparseConfig`.
+
+    The model is a masked language model (SPLADE), or an encoder with an autoencoder (CSR).
 
     Example:
         >>> model = hfseq.SparseEncoder.from_pretrained("naver/splade-v3-distilbert")
@@ -295,23 +340,6 @@ class SparseEncoder(TextEncoder):
                 f"a sparse encoder requires a masked language model, not {architectures[0]}"
             )
         return SparseConfig()
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Saves the model, its tokenizer and the files that sentence-transformers reads."""
-        if self.config.query_encoder is None:
-            super().save_pretrained(folder)
-            return
-        model: Any = self.model
-        folder = Path(folder)
-        target = folder / TRANSFORMER_FOLDER
-        target.mkdir(parents=True, exist_ok=True)
-        model.sentence_config = None
-        try:
-            model.save_pretrained(target)
-        finally:
-            model.sentence_config = self.config
-        self.tokenizer.save_pretrained(target)
-        self.config.write(folder, model)
 
     def encode(
         self,
@@ -361,8 +389,9 @@ class SparseEncoder(TextEncoder):
 
         results = self.batches(tokens, batch_size, show_progress_bar, compute)
         if not results:
-            vocab_size = self.model.vocab_size() or 0
-            empty = csr_array((0, vocab_size), dtype=np.float32)
+            auto_encoder = self.config.auto_encoder
+            features = self.model.vocab_size() if auto_encoder is None else auto_encoder.hidden_dim
+            empty = csr_array((0, features or 0), dtype=np.float32)
             return empty if convert_to_sparse_tensor else empty.toarray()
         numbers = np.concatenate([part for part, _ in results])
         stacked = vstack([rows[: len(part)] for part, rows in results], format="csr")

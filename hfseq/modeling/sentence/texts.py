@@ -142,6 +142,13 @@ def _columns(texts: Sequence[Any], prompt: str, lower_case: bool, name: str) -> 
     return columns
 
 
+def check_texts(texts: Sequence[Any], name: str = "sentence") -> None:
+    """Raises `UsageError` if an element is not a text."""
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise UsageError(f"{name} {number} must be a text, not {text!r:.60}")
+
+
 def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
     """Returns the number of leading tokens that belong to a prompt.
 
