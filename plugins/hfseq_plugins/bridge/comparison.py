@@ -17,7 +17,7 @@ from hfseq.modeling.auto import FlaxAutoModel, FlaxAutoModelForCausalLM
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
 
-#: Options of XLA with which programs compile fast. Compiling takes longer than running a tiny model.
+#: Options of XLA to compile fast. Compiling takes longer than running a tiny model.
 COMPILER_OPTIONS: Any = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
