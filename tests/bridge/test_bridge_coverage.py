@@ -20,8 +20,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "bridge_coverage.json"
 #: Encoders, decoders, mixtures of experts, state-space, image, audio and time-series models.
 SAMPLE = [
     *("bert", "deberta-v2", "fnet", "mpnet", "nystromformer"),
-    *("llama", "falcon", "gemma2", "olmo3", "phi3", "opt", "bloom"),
-    *("mixtral", "dbrx", "switch_transformers"),
+    *("llama", "falcon", "gemma2", "olmo3", "phi3", "opt", "bloom", "gpt2"),
+    *("mixtral", "dbrx"),
     *("mamba2", "rwkv", "t5"),
     *("vit", "convnext", "dinov2", "videomae"),
     *("audio-spectrogram-transformer", "wav2vec2", "patchtst"),
@@ -91,9 +91,30 @@ def test_table_lists_reasons_and_counts(tmp_path):
     assert "| `gpt2` | forward differs by 3.0e-04 | logits |" in text
     assert "These 1 model types agree:\n\n`bert`." in text
     assert "| `bark` | build | no &lt;forward> |" in text
+    count = len(coverage.select_types(None, "1/1"))
+    assert f"These {count - 4} model types have not been compared yet: " in text
     (tmp_path / "other.md").write_text("# nothing\n")
     with pytest.raises(DataError, match="does not contain the lines"):
         coverage.update_table(tmp_path / "other.md", [AGREES])
+
+
+def test_table_notes_the_limits_of_a_comparison(tmp_path):
+    page = tmp_path / "bridge.md"
+    page.write_text(f"{coverage.BEGIN}\n{coverage.END}\n")
+    changes = {
+        "led": {"constants": ("attention_mask",)},
+        "ibert": {"has_gradient": False, "gradient_error": None},
+        "opt": {"reference": "float64"},
+        "vit": {"gradient_error": None},
+    }
+    results = [dataclasses.replace(AGREES, model_type=n, **c) for n, c in changes.items()]
+    coverage.update_table(page, [AGREES, *results])
+    text = page.read_text()
+    assert "These 5 model types agree" in text and "The gradients agree for 3 of 3" in text
+    assert "depends: `led` (`attention_mask`)." in text
+    assert "PyTorch computes no gradients: `ibert`." in text
+    assert "reference is in float64: `opt`." in text
+    assert "gradients were not compared: `vit`." in text
 
 
 def test_command_compares_types_and_keeps_other_results(tmp_path, capsys):

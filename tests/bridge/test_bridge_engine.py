@@ -272,9 +272,15 @@ def pool(self, x):
     return (maximum**2).sum() + (torch.nn.functional.avg_pool2d(image, 2, 1, 1) ** 3).sum()
 
 
-def test_gradients_of_pooling_equal_pytorch():
-    module = Module(pool)
-    pool(module, torch.from_numpy(X)).backward()
+def embed(self, x):
+    rows = torch.nn.functional.embedding(torch.tensor([0, 1, 1, 2]), self.weight, padding_idx=1)
+    return (rows**2 * x[:1].T).sum()
+
+
+@pytest.mark.parametrize("function", [pool, embed], ids=lambda function: function.__name__)
+def test_gradients_of_layers_equal_pytorch(function):
+    module = Module(function)
+    function(module, torch.from_numpy(X)).backward()
     gradient = jax.jit(
         jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])
     )(jnp.asarray(module.weight.detach()))

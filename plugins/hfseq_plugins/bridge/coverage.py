@@ -387,6 +387,11 @@ def table(results: Sequence[Result]) -> str:
             for result in excluded
         ]
         lines.append("")
+    compared = {result.model_type for result in results}
+    missing = [name for name in select_types(None, "1/1") if name not in compared]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        lines += [f"These {len(missing)} model types have not been compared yet: {names}.", ""]
     return "\n".join(lines)
 
 
@@ -397,6 +402,10 @@ def _notes(results: Sequence[Result]) -> list[str]:
         "float64": [r for r in results if r.reference == "float64"],
         "PyTorch computes no gradients": [r for r in results if not r.has_gradient],
     }
+    if any(result.compares_gradient for result in results):
+        notes["The gradients were not compared"] = [
+            r for r in results if r.has_gradient and not r.compares_gradient
+        ]
     lines = [
         f"{note}: {', '.join(f'`{result.model_type}`' for result in noted)}."
         for note, noted in notes.items()
