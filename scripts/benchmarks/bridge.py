@@ -131,7 +131,8 @@ def measure(family: str, steps: int, seconds: float, rows: int, length: int) -> 
         native.save_pretrained(folder)
         bridged = auto_class.from_pretrained(folder, bridge=True)
     inputs = make_inputs(task, rows, length)
-    programs, result = {}, {"family": family}
+    programs: dict[str, Callable[[], object]] = {}
+    result: dict[str, Any] = {"family": family}
     for name, model in (("native", native), ("bridge", bridged)):
         programs[name], result[f"{name}_compile_s"] = compile_step(model, inputs)
     times: dict[str, list[float]] = {name: [] for name in programs}

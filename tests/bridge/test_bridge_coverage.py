@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,23 @@ def test_stored_results_meet_the_goals_of_the_bridge():
     results = [Result(**entry) for entry in read()["results"]]
     compared = [result for result in results if result.runs_in_pytorch]
     assert sum(result.forward_agrees for result in compared) >= 0.97 * len(compared)
+    gradients = [result for result in compared if result.compares_gradient]
+    assert sum(result.gradient_agrees for result in gradients) >= 0.95 * len(gradients)
     for result in compared:
         assert result.status != "refused" or result.reason
+
+
+def test_documents_have_the_numbers_of_the_stored_results(tmp_path):
+    results = [Result(**entry) for entry in read()["results"]]
+    page = tmp_path / "bridge.md"
+    text = (RESULTS.parent / "bridge.md").read_text(encoding="utf-8")
+    page.write_text(text)
+    coverage.update_table(page, results)
+    assert page.read_text() == text
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8").split()
+    for sentence in coverage.summary(results)[1:]:
+        share = re.search(r"\d+ of \d+", sentence)
+        assert share is not None and share[0] in " ".join(readme)
 
 
 AGREES = Result("bert", "BertModel", forward_error=1e-7, gradient_error=2e-6, gradient_name="w")

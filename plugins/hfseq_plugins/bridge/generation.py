@@ -139,7 +139,7 @@ class RowsLayer(FixedLayer):
         return tuple(trace.as_tensors((key, value)))
 
 
-class HybridLayer(LinearAttentionLayer, RowsLayer):
+class HybridLayer(LinearAttentionLayer, RowsLayer):  # type: ignore[override]
     """A layer with states and with keys and values.
 
     Args:
@@ -250,10 +250,10 @@ def _probe_seq2seq(structure: Structure) -> CachePlan:
         return trace.call(module, tensors, inputs, function=probe)[0]
 
     def step(tensors: Mapping[str, jax.Array], index: jax.Array) -> Any:
-        buffers = [
-            FixedLayer(*(jnp.zeros((1, length, *shape[2:])) for shape in shapes.values()), index)
-            for shapes in layers.values()
-        ]
+        buffers: list[Any] = []
+        for shapes in layers.values():
+            key, value = (jnp.zeros((1, length, *shape[2:])) for shape in shapes.values())
+            buffers.append(FixedLayer(key, value, index))
         cache = EncoderDecoderCache(Cache(layers=buffers), DynamicCache())
         mask = jnp.ones((1, length), jnp.int32)
         arguments = {**inputs, "decoder_attention_mask": mask, "cache": cache, "use_cache": True}
@@ -375,7 +375,8 @@ def _run_seq2seq(
     inputs = {"decoder_attention_mask": mask, **inputs}
     output = run({**inputs, "cache": caches, "use_cache": True})
     if fills:
-        for layer, entry in zip(encoder_cache.layers, entries.values(), strict=True):
+        new_layers: list[Any] = encoder_cache.layers
+        for layer, entry in zip(new_layers, entries.values(), strict=True):
             for name, tensor in (("cached_key", layer.keys), ("cached_value", layer.values)):
                 array, old = trace.as_arrays(tensor).swapaxes(1, 2), entry[name][...]
                 times = array.shape[0] // old.shape[0]  # the beams of an input share the entry
@@ -385,7 +386,7 @@ def _run_seq2seq(
 
 def _encoder_layer(entry: Mapping[str, Any], rows: int) -> DynamicLayer:
     """Returns the keys and values of the encoder's output for all rows of the decoder."""
-    layer = DynamicLayer()
+    layer: Any = DynamicLayer()
     arrays = (entry[name][...].swapaxes(1, 2) for name in ("cached_key", "cached_value"))
     layer.keys, layer.values = trace.as_tensors(
         tuple(jnp.repeat(array, rows // array.shape[0], axis=0) for array in arrays)

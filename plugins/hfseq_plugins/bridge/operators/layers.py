@@ -282,8 +282,8 @@ def _max_pool(
     windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
     lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     # jax only differentiates windows whose initial value is not traced.
-    lowest = np.asarray(lowest, x.dtype)
-    y = lax.reduce_window(x, lowest, lax.max, windows, strides, pads, None, dilations)
+    initial = np.asarray(lowest, x.dtype)
+    y = lax.reduce_window(x, initial, lax.max, windows, strides, pads, None, dilations)
     return y, jnp.zeros(y.shape, jnp.int32)
 
 
