@@ -65,6 +65,7 @@ FAMILIES = {
             "max_position_embeddings": 512,
             "d_model": 256,
             "dropout": 0.0,
+            "decoder_start_token_id": 2,
             **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
             **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
             **{f"{side}_ffn_dim": 512 for side in ("encoder", "decoder")},
@@ -90,7 +91,9 @@ def step_text(name: str, devices: Any, folder: Any) -> str:
     values: dict[str, Any] = {"config": config}
     if family.objective == "image_classification":
         draw_digits(folder / "digits", 1, size=304)
-        flags |= {"train_dir": folder / "digits"}
+        overrides = ",".join(f"{size}={value}" for size, value in family.sizes.items())
+        flags |= {"train_dir": folder / "digits", "model_type": name, "config_overrides": overrides}
+        values = {}  # the number of classes comes from the folder
     else:
         values |= {"tokenizer": planned.make_tokenizer(config, sentinels=False), "with_data": False}
     arguments = parse([f"--{key}={x}" for key, x in flags.items()], objective=family.objective)
