@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "bridge_coverage.json"
 #: Encoders, decoders, mixtures of experts, state-space, image, audio and time-series models.
 SAMPLE = [
     *("bert", "deberta-v2", "fnet", "mpnet", "nystromformer"),
-    *("llama", "falcon", "gemma2", "olmo3", "phi3", "opt", "bloom"),
-    *("mixtral", "dbrx", "switch_transformers"),
+    *("llama", "falcon", "gemma2", "olmo3", "phi3", "opt", "bloom", "gpt2"),
+    *("mixtral", "dbrx"),
     *("mamba2", "rwkv", "t5"),
     *("vit", "convnext", "dinov2", "videomae"),
     *("audio-spectrogram-transformer", "wav2vec2", "patchtst"),
@@ -59,8 +60,23 @@ def test_stored_results_meet_the_goals_of_the_bridge():
     results = [Result(**entry) for entry in read()["results"]]
     compared = [result for result in results if result.runs_in_pytorch]
     assert sum(result.forward_agrees for result in compared) >= 0.97 * len(compared)
+    gradients = [result for result in compared if result.compares_gradient]
+    assert sum(result.gradient_agrees for result in gradients) >= 0.95 * len(gradients)
     for result in compared:
         assert result.status != "refused" or result.reason
+
+
+def test_documents_have_the_numbers_of_the_stored_results(tmp_path):
+    results = [Result(**entry) for entry in read()["results"]]
+    page = tmp_path / "bridge.md"
+    text = (RESULTS.parent / "bridge.md").read_text(encoding="utf-8")
+    page.write_text(text)
+    coverage.update_table(page, results)
+    assert page.read_text() == text
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8").split()
+    for sentence in coverage.summary(results)[1:]:
+        share = re.search(r"\d+ of \d+", sentence)
+        assert share is not None and share[0] in " ".join(readme)
 
 
 AGREES = Result("bert", "BertModel", forward_error=1e-7, gradient_error=2e-6, gradient_name="w")
@@ -91,9 +107,30 @@ def test_table_lists_reasons_and_counts(tmp_path):
     assert "| `gpt2` | forward differs by 3.0e-04 | logits |" in text
     assert "These 1 model types agree:\n\n`bert`." in text
     assert "| `bark` | build | no &lt;forward> |" in text
+    count = len(coverage.select_types(None, "1/1"))
+    assert f"These {count - 4} model types have not been compared yet: " in text
     (tmp_path / "other.md").write_text("# nothing\n")
     with pytest.raises(DataError, match="does not contain the lines"):
         coverage.update_table(tmp_path / "other.md", [AGREES])
+
+
+def test_table_notes_the_limits_of_a_comparison(tmp_path):
+    page = tmp_path / "bridge.md"
+    page.write_text(f"{coverage.BEGIN}\n{coverage.END}\n")
+    changes = {
+        "led": {"constants": ("attention_mask",)},
+        "ibert": {"has_gradient": False, "gradient_error": None},
+        "opt": {"reference": "float64"},
+        "vit": {"gradient_error": None},
+    }
+    results = [dataclasses.replace(AGREES, model_type=n, **c) for n, c in changes.items()]
+    coverage.update_table(page, [AGREES, *results])
+    text = page.read_text()
+    assert "These 5 model types agree" in text and "The gradients agree for 3 of 3" in text
+    assert "depends: `led` (`attention_mask`)." in text
+    assert "PyTorch computes no gradients: `ibert`." in text
+    assert "reference is in float64: `opt`." in text
+    assert "gradients were not compared: `vit`." in text
 
 
 def test_command_compares_types_and_keeps_other_results(tmp_path, capsys):

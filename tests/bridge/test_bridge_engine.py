@@ -253,6 +253,40 @@ def test_checks_that_only_raise_errors_are_assumed_to_pass():
     np.testing.assert_allclose(run(forward, X)[0], 2 * X)
 
 
+def test_overflow_is_clamped_as_in_pytorch():
+    def forward(self, x):
+        y = x * 3e38
+        if not torch.isfinite(y).all():
+            limit = torch.finfo(y.dtype).max - 1000
+            y = torch.clamp(y, min=-limit, max=limit)
+        return y
+
+    for scale in (1e-3, 10):
+        expected = forward(None, torch.from_numpy(X * np.float32(scale)))
+        np.testing.assert_array_equal(run(forward, X * np.float32(scale))[0], expected.numpy())
+
+
+def pool(self, x):
+    image = (self.weight * x).reshape(1, 1, 3, 4)
+    maximum = torch.nn.functional.max_pool2d(image, 2, 1, 1)
+    return (maximum**2).sum() + (torch.nn.functional.avg_pool2d(image, 2, 1, 1) ** 3).sum()
+
+
+def embed(self, x):
+    rows = torch.nn.functional.embedding(torch.tensor([0, 1, 1, 2]), self.weight, padding_idx=1)
+    return (rows**2 * x[:1].T).sum()
+
+
+@pytest.mark.parametrize("function", [pool, embed], ids=lambda function: function.__name__)
+def test_gradients_of_layers_equal_pytorch(function):
+    module = Module(function)
+    function(module, torch.from_numpy(X)).backward()
+    gradient = jax.jit(
+        jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])
+    )(jnp.asarray(module.weight.detach()))
+    np.testing.assert_allclose(gradient, module.weight.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_custom_functions_run_and_refuse_unknown_gradients():
     class Double(torch.autograd.Function):
         @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -15,6 +16,8 @@ import transformers
 
 import hfseq
 from hfseq import testing
+from hfseq.nn import trees
+from hfseq_plugins.bridge.generation import plan_cache
 from tests.support import plugin_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +104,25 @@ GENERATORS = {
             word_embed_proj_dim=32, max_position_embeddings=40,
         ),
     ),
+    "bamba": (  # states and keys
+        "BambaForCausalLM",
+        transformers.BambaConfig(
+            **DECODER, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+            attn_layer_indices=[1],
+        ),
+    ),
+    "falcon_h1": (  # states and keys in the same layer
+        "FalconH1ForCausalLM",
+        transformers.FalconH1Config(
+            **DECODER, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+            mamba_d_ssm=64, head_dim=8,
+        ),
+    ),
+    "bart": ("BartForConditionalGeneration", transformers.BartConfig(**SEQ2SEQ)),
     "m2m_100": ("M2M100ForConditionalGeneration", transformers.M2M100Config(**SEQ2SEQ)),
 }  # fmt: skip
+#: The caches that are not "keys".
+CACHES = {"mamba": "states", "opt": "history", "bamba": "hybrid", "falcon_h1": "hybrid"}
 
 
 @pytest.mark.slow
@@ -118,7 +138,11 @@ def test_generated_tokens_equal_those_of_torch(family, num_beams, tmp_path):
     reference.save_pretrained(tmp_path)
     task = "ForSeq2SeqLM" if config.is_encoder_decoder else "ForCausalLM"
     model = getattr(hfseq, f"FlaxAutoModel{task}").from_pretrained(tmp_path, bridge=True)
+    plan = plan_cache(model.structure, config.is_encoder_decoder)
+    assert plan.cache_type == CACHES.get(family, "keys"), plan.reason
     ids = np.random.default_rng(1).integers(5, 64, (2, 7)).astype(np.int32)
+    mask = np.ones_like(ids)
+    mask[1, :3] = 0  # padding on the left
     options = {
         "max_new_tokens": 8,
         "do_sample": False,
@@ -126,9 +150,10 @@ def test_generated_tokens_equal_those_of_torch(family, num_beams, tmp_path):
         "eos_token_id": None,
         "pad_token_id": 0,
     }
-    mask = torch.ones(ids.shape, dtype=torch.long)
-    expected = reference.generate(torch.from_numpy(ids).long(), attention_mask=mask, **options)
-    tokens = model.generate(ids, **options).sequences
+    expected = reference.generate(
+        torch.from_numpy(ids).long(), attention_mask=torch.from_numpy(mask).long(), **options
+    )
+    tokens = model.generate(ids, attention_mask=mask, **options).sequences
     np.testing.assert_array_equal(tokens[:, : expected.shape[1]], expected.numpy())
 
 
@@ -267,3 +292,45 @@ def test_exported_programs_run_without_torch(family, tmp_path):
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "4 x 16" in result.stdout and "33" in result.stdout
+
+
+@pytest.mark.slow
+def test_detector_trains_like_pytorch():
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"]
+    )
+    config = transformers.DetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        num_queries=5,
+        num_labels=3,
+        dropout=0.0,
+        **{name: size for name, size in SEQ2SEQ.items() if name[:2] in ("d_", "en", "de")},
+    )
+    torch.manual_seed(0)
+    reference = transformers.DetrForObjectDetection(config).train()
+    pixels = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
+    expected = reference(torch.from_numpy(pixels))
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        model = hfseq.FlaxAutoModelForObjectDetection.from_pretrained(folder, bridge=True)
+
+    def loss(params):
+        output, _ = model(
+            pixel_values=pixels,
+            params=params,
+            extra=model.extra,
+            train=True,
+            dropout_rng=jax.random.key(0),
+        )
+        return (output.logits**2).sum() + (output.pred_boxes**2).sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
+    expected_loss = (expected.logits**2).sum() + (expected.pred_boxes**2).sum()
+    np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-4)
+    expected_loss.backward()
+    expected_gradient = reference.model.input_projection.weight.grad.numpy()
+    gradient = trees.flatten(gradients)[("model", "input_projection", "weight")]
+    size = np.abs(expected_gradient).max()
+    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-3 * size)

@@ -80,7 +80,7 @@ def test_every_task_of_transformers_has_an_auto_class():
     assert heads.torch_heads("detr")["ForObjectDetection"] == "DetrForObjectDetection"
 
 
-def test_frozen_parameters_are_not_trained():
+def test_frozen_parameters_are_named_and_get_no_gradient(caplog):
     config = transformers.PatchTSTConfig(
         num_input_channels=1,
         context_length=16,
@@ -93,9 +93,20 @@ def test_frozen_parameters_are_not_trained():
         do_mask_input=False,
         positional_encoding_type="sincos",
     )
-    model = hfseq.FlaxAutoModel.from_config(config, bridge=True, _do_init=False)
-    frozen = set(trees.flatten(model.abstract_params)) - model.trainable_paths
-    assert [path[-1] for path in frozen] == ["position_enc"]
+    with caplog.at_level("INFO", logger="hfseq"):
+        model = hfseq.FlaxAutoModel.from_config(config, bridge=True)
+    assert "PyTorch does not train 1 parameters (requires_grad=False)" in caplog.text
+    (frozen,) = set(trees.flatten(model.params)) - model.trainable_paths
+    assert frozen[-1] == "position_enc" and ".".join(frozen) in caplog.text
+    values = np.random.default_rng(0).normal(size=(2, 16, 1)).astype(np.float32)
+
+    def loss(params):
+        return jnp.square(model(past_values=values, params=params).last_hidden_state).sum()
+
+    gradients = trees.flatten(jax.jit(jax.grad(loss))(model.params))
+    assert not gradients.pop(frozen).any()
+    assert all(jnp.isfinite(gradient).all() for gradient in gradients.values())
+    assert any(gradient.any() for gradient in gradients.values())
 
 
 class UnknownConfig(transformers.PreTrainedConfig):
@@ -115,6 +126,7 @@ class UnknownConfig(transformers.PreTrainedConfig):
         ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"trust_remote_code": True}, "trust_remote_code"),
         ("ForMaskedLM", CONFIGS["ForMaskedLM"], {"scan_layers": True}, "scan_layers"),
         ("Model", transformers.TimmWrapperConfig(), {}, "pip install timm"),
+        ("ForObjectDetection", transformers.DetrConfig(), {}, "DetrForObj.* pip install timm"),
         (
             "ForMaskedLM",
             transformers.MPNetConfig(**SIZES | {"hidden_size": 30}),
@@ -129,10 +141,39 @@ def test_bad_requests_name_their_cause(task, config, options, message):
         auto_class.from_config(config, bridge=True, **options)
 
 
-def test_torch_must_have_a_tested_version(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.9.0")
-    with pytest.raises(UsageError, match=r"torch 1\.9\.0"):
+@pytest.mark.parametrize("version", ["1.9.0", "2.12.1+cpu", "2.14.0", "3.0.0"])
+def test_torch_must_have_a_tested_version(version, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.raises(UsageError, match=rf"torch >=2\.13,<2\.14, but torch {version[:4]}"):
         heads.describe_architecture("bert", "ForMaskedLM")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.4+cpu")
+    assert "ForMaskedLM" in heads.describe_architecture("bert", "ForMaskedLM")["heads"]
+
+
+REMOTE_CODE = {"auto_map": {"AutoModelForMaskedLM": "custom.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (
+            {"model_type": "custom", "auto_map": {"AutoConfig": "custom.Config"}},
+            {},
+            "requires code from the checkpoint, which is not run",
+        ),
+        (
+            CONFIGS["ForMaskedLM"].to_dict() | {"model_type": "bert", **REMOTE_CODE},
+            {"trust_remote_code": True},
+            "runs the code of Transformers, not the code in .*: remove trust_remote_code",
+        ),
+    ],
+    ids=["unknown type", "trusted"],
+)
+def test_code_of_a_checkpoint_is_not_run(config, options, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "custom.py").write_text("raise SystemExit('the code was run')\n")
+    with pytest.raises(HfseqError, match=message):
+        AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True, **options)
 
 
 def test_missing_torch_is_named_with_the_extra(monkeypatch):
@@ -173,3 +214,14 @@ def test_sharding_rules_follow_the_plan_of_the_configuration():
     assert rules[r"^model/embed_tokens"] == "embedding"
     assert rules[r"^lm_head"] == "vocab_column"
     assert jnp.float32 == jax.tree.leaves(model.abstract_params)[0].dtype
+
+
+@pytest.mark.parametrize(("experts", "tactic"), [(8, "row_table"), (6, "table")])
+def test_experts_of_the_plan_are_split_by_expert(experts, tactic):
+    sizes = SIZES | {"num_local_experts": experts, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes)
+    model = AUTO["ForCausalLM"].from_config(config, bridge=True, _do_init=False)
+    rules = dict(model.sharding_rules())
+    for name in ("gate_up_proj", "down_proj"):
+        assert rules[rf"^model/layers/0/mlp/experts/{name}$"] == tactic
+    assert rules[r"^model/layers/0/self_attn/q_proj/kernel$"] == "column"

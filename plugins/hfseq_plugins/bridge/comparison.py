@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,8 +17,11 @@ from hfseq.modeling.auto import FlaxAutoModel, FlaxAutoModelForCausalLM
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
 
-#: Compiling takes longer than running a tiny model.
-COMPILER_OPTIONS: Any = {"xla_backend_optimization_level": 0}
+#: Options of XLA to compile fast. Compiling takes longer than running a tiny model.
+COMPILER_OPTIONS: Any = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 
 def flatten(outputs: Any, prefix: str = "") -> dict[str, Any]:
@@ -123,8 +126,7 @@ class Bridged:
 
     def forward(self) -> dict[str, jax.Array]:
         """Returns the outputs."""
-        lowered = jax.jit(self.outputs).lower(self.tensors, self.arrays)
-        return lowered.compile(COMPILER_OPTIONS)(self.tensors, self.arrays)
+        return _run(self.outputs, self.tensors, self.arrays)
 
     def gradients(
         self, factors: Mapping[str, np.ndarray]
@@ -138,10 +140,18 @@ class Bridged:
             return total, outputs
 
         trained = {name: self.tensors[name] for name in self.trained}
-        function = jax.jit(jax.grad(loss, has_aux=True))
-        compiled = function.lower(trained, fixed, self.arrays).compile(COMPILER_OPTIONS)
-        gradients, outputs = compiled(trained, fixed, self.arrays)
+        gradients, outputs = _run(jax.grad(loss, has_aux=True), trained, fixed, self.arrays)
         return outputs, gradients
+
+
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Compiles a function without optimizations and calls it."""
+    lowered = jax.jit(function).lower(*arguments)
+    try:
+        compiled = lowered.compile(COMPILER_OPTIONS)
+    except jax.errors.JaxRuntimeError:  # the version of XLA does not have an option
+        compiled = lowered.compile()
+    return compiled(*arguments)
 
 
 def torch_gradients(

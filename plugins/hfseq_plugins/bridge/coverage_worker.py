@@ -6,16 +6,18 @@ It reads one model type per line and writes one line of JSON for each.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 import transformers
 
@@ -45,44 +47,42 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
             theirs = comparison.run_torch(model, inputs)
         stage = "trace"
         bridged = comparison.Bridged(model, inputs)
+        constants = [n for n, x in bridged.constants.items() if isinstance(x, np.ndarray)]
+        result = dataclasses.replace(result, constants=tuple(constants))
         stage = "run"
         further = {
             name: _check(function, model) for name, function in _CHECKS.items() if name in checks
         }
         result = dataclasses.replace(result, checks=further)
-        if "gradient" not in checks:
-            forward = comparison.compare_outputs(bridged.forward(), theirs)
-            return dataclasses.replace(result, forward_error=forward[0], forward_name=forward[1])
-        factors = comparison.loss_factors(theirs)
-        reference = _torch_gradients(model, inputs, factors)
-        if isinstance(reference, str) or not bridged.trained:
-            reason = reference if isinstance(reference, str) else "it has no trained parameters"
-            forward = comparison.compare_outputs(bridged.forward(), theirs)
-            return dataclasses.replace(
-                result, forward_error=forward[0], forward_name=forward[1], reason=reason
-            )
-        ours, gradients = bridged.gradients(factors)
-        forward = comparison.compare_outputs(ours, theirs)
-        gradient = comparison.compare_gradients(gradients, reference)
-        return dataclasses.replace(
-            result,
-            forward_error=forward[0],
-            forward_name=forward[1],
-            gradient_error=gradient[0],
-            gradient_name=gradient[1],
-        )
+        factors = comparison.loss_factors(theirs) if "gradient" in checks else {}
+        gradients: dict[str, Any] = {}
+        if factors and bridged.trained:
+            try:
+                ours, gradients = bridged.gradients(factors)
+            except UnsupportedModel as error:
+                result = _refused(result, error)
+        if not gradients:
+            ours = bridged.forward()
+        reference = Reference(model, inputs, theirs, factors)
+        result = reference.compare(result, ours, gradients)
+        if result.status == "differs":
+            result = reference.in_float64().compare(result, ours, gradients)
+        return result
     except UnsupportedModel as error:
-        return dataclasses.replace(
-            result,
-            stage=stage,
-            reason=one_line(error),
-            operator=error.operator,
-            place=str(error.statement or ""),
-            solution=error.solution,
-        )
+        return dataclasses.replace(_refused(result, error), stage=stage)
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         return dataclasses.replace(result, stage=stage, reason=reason)
+
+
+def _refused(result: Result, error: UnsupportedModel) -> Result:
+    return dataclasses.replace(
+        result,
+        reason=one_line(error),
+        operator=error.operator,
+        place=str(error.statement or ""),
+        solution=error.solution,
+    )
 
 
 def _check(function: Callable[[Any], str], model: Any) -> str:
@@ -98,12 +98,65 @@ _CHECKS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _torch_gradients(model: Any, inputs: Any, factors: Any) -> Any:
-    """Returns PyTorch's gradients, or why it has none."""
-    try:
-        return comparison.torch_gradients(model, inputs, factors)
-    except RuntimeError as error:
-        return one_line(f"PyTorch computes no gradients: {error}")
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """PyTorch's outputs and gradients.
+
+    Attributes:
+        model: The PyTorch model.
+        inputs: Its inputs by name.
+        outputs: Its outputs by name.
+        factors: The factors of the outputs in the loss, or nothing to compare no gradients.
+    """
+
+    model: Any
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, torch.Tensor]
+    factors: Mapping[str, Any]
+
+    def compare(self, result: Result, ours: Any, gradients: Any) -> Result:
+        """Adds the differences to a result, where they are smaller than those that it has.
+
+        Args:
+            result: The result.
+            ours: The bridge's outputs by name.
+            gradients: The bridge's gradients by name.
+        """
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        error, name = comparison.compare_outputs(ours, self.outputs)
+        if error is not None and (result.forward_error is None or error < result.forward_error):
+            result = dataclasses.replace(
+                result, forward_error=error, forward_name=name, reference=dtype
+            )
+        if not self.factors or result.reason:
+            return result
+        try:
+            theirs = comparison.torch_gradients(self.model, self.inputs, self.factors)
+        except RuntimeError:  # all parameters are frozen, or gradients are disabled
+            theirs = {}
+        if not gradients or not theirs:
+            return dataclasses.replace(result, has_gradient=False)
+        error, name = comparison.compare_gradients(gradients, theirs)
+        if error is not None and (result.gradient_error is None or error < result.gradient_error):
+            result = dataclasses.replace(
+                result, gradient_error=error, gradient_name=name, reference=dtype
+            )
+        return result
+
+    def in_float64(self) -> Reference:
+        """Returns PyTorch's results in float64, or these if the model only computes in float32."""
+        model = copy.deepcopy(self.model).double()
+        inputs = {
+            name: value.astype(np.float64)
+            if isinstance(value, np.ndarray) and value.dtype == np.float32
+            else value
+            for name, value in self.inputs.items()
+        }
+        try:
+            with torch.no_grad():
+                return Reference(model, inputs, comparison.run_torch(model, inputs), self.factors)
+        except RuntimeError:
+            return self
 
 
 def main(checks: Sequence[str]) -> None:

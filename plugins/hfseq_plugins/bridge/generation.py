@@ -1,10 +1,12 @@
 """Generation with bridged models: caches of a fixed size, or all tokens in each step.
 
-A model call with a cache gets one of three kinds, which `CachePlan` selects by tracing the model
+A model call with a cache gets one of these kinds, which `CachePlan` selects by tracing the model
 once:
 
-* keys and values of each layer, in buffers of a fixed length;
-* the states of linear-attention and state-space layers;
+* keys and values of each layer, in buffers of a fixed length, and those of cross-attention, which
+  are computed once;
+* the states of linear-attention and state-space layers, and with them the keys and values of the
+  attention layers of hybrid models;
 * a history of all tokens, with which each step runs the model on the whole sequence. This is
   slower, but every causal model supports it.
 
@@ -17,7 +19,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal
 
 import jax
@@ -28,12 +30,18 @@ from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
     DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
 from hfseq.generation import CausalGeneration
 from hfseq.modeling.seq2seq import Seq2SeqGeneration
 from hfseq.nn import outputs
+from hfseq.nn.context import current_options
+from hfseq.nn.kv_cache import CacheSize
 from hfseq_plugins.bridge import trace
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.structure import Structure
@@ -43,10 +51,15 @@ logger = logging.getLogger("hfseq")
 
 #: Attributes of a bridged module that hold the cache. PyTorch's modules do not have these names.
 LAYERS, HISTORY = "cached_layers", "token_history"
+#: The same for the keys and values of the encoder's output.
+ENCODER_LAYERS = "cached_encoder_layers"
 #: Inputs of a model that its cache replaces after the prompt.
 MEDIA = ("pixel_values", "input_features", "input_values", "image_grid_thw", "pixel_mask")
 
-CacheType = Literal["keys", "states", "history"]
+CacheType = Literal["keys", "states", "hybrid", "history"]
+#: The layers of Transformers' caches whose contents the bridge stores.
+_KEY_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
+_STATE_LAYERS = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -97,6 +110,50 @@ class FixedLayer(CacheLayerMixin):
         return self.key.shape[1]
 
 
+class RowsLayer(FixedLayer):
+    """Keys and values of rows that have different numbers of tokens.
+
+    Args:
+        key: As in `FixedLayer`.
+        value: As in `FixedLayer`.
+        positions: Number of tokens in the buffers of each row, `(batch,)`. The number of new tokens
+            is one.
+    """
+
+    def __init__(self, key: jax.Array, value: jax.Array, positions: jax.Array):
+        super().__init__(key, value, positions.max())
+        self.positions = positions
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new keys and values, and returns those of all positions."""
+        del args, kwargs
+        new_key, new_value = trace.as_arrays((key_states, value_states))
+        rows = jnp.arange(new_key.shape[0])
+        self.key = self.key.at[rows, self.positions].set(new_key[:, :, 0].astype(self.key.dtype))
+        new_values = new_value[:, :, 0].astype(self.value.dtype)
+        self.value = self.value.at[rows, self.positions].set(new_values)
+        key = self.key.swapaxes(1, 2).astype(new_key.dtype)
+        value = self.value.swapaxes(1, 2).astype(new_value.dtype)
+        return tuple(trace.as_tensors((key, value)))
+
+
+class HybridLayer(LinearAttentionLayer, RowsLayer):  # type: ignore[override]
+    """A layer with states and with keys and values.
+
+    Args:
+        count: Number of states.
+        key: As in `RowsLayer`.
+        value: As in `RowsLayer`.
+        positions: As in `RowsLayer`.
+    """
+
+    def __init__(self, count: int, key: jax.Array, value: jax.Array, positions: jax.Array):
+        RowsLayer.__init__(self, key, value, positions)
+        LinearAttentionLayer.__init__(self, number_of_states=count)
+
+
 def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
     zero = jnp.zeros((), index.dtype)
     start = (zero, index, *(zero,) * (buffer.ndim - 2))
@@ -112,11 +169,13 @@ class CachePlan:
         layers: The shapes of the entries of each layer, for a batch of one example. Keys and values
             have a length of one.
         reason: Why each step runs the model on the whole sequence, or an empty string.
+        encoder_layers: As `layers`, for the keys and values of cross-attention.
     """
 
     cache_type: CacheType
     layers: Mapping[str, Shapes]
     reason: str = ""
+    encoder_layers: Mapping[str, Shapes] = dataclasses.field(default_factory=dict)
 
 
 def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
@@ -138,15 +197,17 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     if "cache" not in structure.parameters.parameters:
         return CachePlan("history", {}, "its forward pass has no cache of Transformers 5")
     if is_seq2seq:
-        return CachePlan("history", {}, "the bridge has no cache for encoder-decoders")
+        return _probe_seq2seq(structure)
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
-    ids = jnp.ones((1, 2), jnp.int32)
+    ids, has_window = jnp.ones((1, 2), jnp.int32), False
 
     def run(clone: Any, **inputs: Any) -> Any:
         cache = DynamicCache(config=clone.config)
         clone(**inputs, cache=cache, use_cache=True)
+        nonlocal has_window
         for number, layer in enumerate(cache.layers):
             layers[str(number)] = _entry_shapes(layer)
+            has_window = has_window or isinstance(layer, DynamicSlidingWindowLayer)
         return {}
 
     def forward(tensors: Mapping[str, jax.Array]) -> Any:
@@ -156,14 +217,59 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
         jax.eval_shape(forward, abstract_tensors(structure))
     except Exception as error:  # a cache of another kind, or an operator that is not translated
         return CachePlan("history", {}, _first_line(error))
-    kinds = {"keys" if "cached_key" in shapes else "states" for shapes in layers.values()}
-    if kinds == {"keys"}:
-        plan = CachePlan("keys", layers)
-    elif kinds == {"states"}:
-        plan = CachePlan("states", layers)
-    else:
-        return CachePlan("history", {}, "its layers have caches of several kinds")
-    return plan
+    kinds = {"keys" if name.startswith("cached") else "states" for name in _entry_names(layers)}
+    if len(kinds) == 1:
+        return CachePlan("keys" if kinds == {"keys"} else "states", layers)
+    if has_window:
+        return CachePlan("history", {}, "some layers have states, and others a sliding window")
+    return CachePlan("hybrid", layers)
+
+
+def _probe_seq2seq(structure: Structure) -> CachePlan:
+    """Selects the cache of an encoder-decoder.
+
+    The model runs once with Transformers' cache, which shows the shapes, and once with buffers of a
+    fixed length, which shows whether its code accepts a number of tokens that is traced.
+    """
+    module: Any = structure.module
+    ids, length = jnp.ones((1, 2), jnp.int32), 4
+    inputs = {"input_ids": ids, "decoder_input_ids": ids}
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    encoder_layers: dict[str, dict[str, tuple[int, ...]]] = {}
+
+    def probe(clone: Any, **inputs: Any) -> Any:
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        clone(**inputs, cache=cache, use_cache=True)
+        for number, layer in enumerate(cache.self_attention_cache.layers):
+            layers[str(number)] = _entry_shapes(layer)
+        for number, layer in enumerate(cache.cross_attention_cache.layers):
+            encoder_layers[str(number)] = _entry_shapes(layer)
+        return {}
+
+    def forward(tensors: Mapping[str, jax.Array]) -> Any:
+        return trace.call(module, tensors, inputs, function=probe)[0]
+
+    def step(tensors: Mapping[str, jax.Array], index: jax.Array) -> Any:
+        buffers: list[Any] = []
+        for shapes in layers.values():
+            key, value = (jnp.zeros((1, length, *shape[2:])) for shape in shapes.values())
+            buffers.append(FixedLayer(key, value, index))
+        cache = EncoderDecoderCache(Cache(layers=buffers), DynamicCache())
+        mask = jnp.ones((1, length), jnp.int32)
+        arguments = {**inputs, "decoder_attention_mask": mask, "cache": cache, "use_cache": True}
+        return trace.call(module, tensors, arguments)[0]
+
+    try:
+        tensors = abstract_tensors(structure)
+        jax.eval_shape(forward, tensors)
+        jax.eval_shape(step, tensors, jnp.int32(0))
+    except Exception as error:  # a cache of another kind, or code that needs the number of tokens
+        return CachePlan("history", {}, _first_line(error))
+    return CachePlan("keys", layers, encoder_layers=encoder_layers)
+
+
+def _entry_names(layers: Mapping[str, Shapes]) -> set[str]:
+    return {name for shapes in layers.values() for name in shapes}
 
 
 def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
@@ -175,18 +281,17 @@ def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _entry_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
-    if isinstance(layer, LinearAttentionLayer) and not isinstance(layer, CacheLayerMixin):
-        states = {
-            f"{name}_state_{number}": tuple(state.shape)
-            for name, group in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
-            for number, state in group.items()
-            if state is not None
-        }
-        return states
-    if isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.keys.ndim == 4:
-        entries = {"cached_key": layer.keys, "cached_value": layer.values}
-        return {n: (x.shape[0], 1, x.shape[1], x.shape[3]) for n, x in entries.items()}  # type: ignore[union-attr]
-    raise ValueError(f"a layer has a cache of the type {type(layer).__name__}")
+    """Returns the shapes of the states, keys and values of a layer of Transformers' cache."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if type(layer) in _STATE_LAYERS:
+        for name, states in _states_of(layer).items():
+            shapes[name] = tuple(states.shape)
+    if type(layer) in _KEY_LAYERS and layer.keys is not None and layer.keys.ndim == 4:
+        for name, x in (("cached_key", layer.keys), ("cached_value", layer.values)):
+            shapes[name] = (x.shape[0], 1, x.shape[1], x.shape[3])
+    if not shapes:
+        raise ValueError(f"a layer has a cache of the type {type(layer).__name__}")
+    return shapes
 
 
 def _first_line(error: BaseException) -> str:
@@ -202,17 +307,18 @@ def add_holders(module: Any) -> None:
     """Adds the submodules that hold the entries of a cache, which are empty without a cache."""
     numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
     count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
-    layers = Holder()
-    for number in range(count):
-        setattr(layers, str(number), Holder())
-    setattr(module, LAYERS, layers)
+    for name in (LAYERS, ENCODER_LAYERS):
+        layers = Holder()
+        for number in range(count):
+            setattr(layers, str(number), Holder())
+        setattr(module, name, layers)
     setattr(module, HISTORY, Holder())
 
 
-def cached_entries(module: Any) -> dict[str, dict[str, Any]]:
+def cached_entries(module: Any, name: str = LAYERS) -> dict[str, dict[str, Any]]:
     """Returns the cache variables of each layer that has some, by the number of the layer."""
     entries = {}
-    for number, holder in vars(getattr(module, LAYERS)).items():
+    for number, holder in vars(getattr(module, name)).items():
         if isinstance(holder, Holder):
             variables = {n: v for n, v in vars(holder).items() if isinstance(v, nnx.Cache)}
             if variables:
@@ -238,18 +344,55 @@ def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any])
     if not entries:
         return None
     if any("position" in entry for entry in entries.values()):
-        return _run_on_states(run, entries, inputs)
+        return _run_on_states(run, entries, inputs, module.structure.parameters.parameters)
     layers = {
         number: FixedLayer(*(entry[n][...] for n in ("cached_key", "cached_value", "cache_index")))
         for number, entry in entries.items()
     }
-    cache = Cache(layers=list(layers.values()))
-    output = run({**inputs, "cache": cache, "use_cache": True})
+    cache: Any = Cache(layers=list(layers.values()))
+    if "decoder_input_ids" in inputs:
+        output = _run_seq2seq(run, cached_entries(module, ENCODER_LAYERS), cache, inputs)
+    else:
+        output = run({**inputs, "cache": cache, "use_cache": True})
     for number, layer in layers.items():
         entries[number]["cached_key"][...] = layer.key
         entries[number]["cached_value"][...] = layer.value
         entries[number]["cache_index"][...] = layer.index + layer.new_tokens
     return output
+
+
+def _run_seq2seq(
+    run: Callable[..., Any], entries: Mapping[str, Any], cache: Cache, inputs: dict[str, Any]
+) -> Any:
+    """Runs a decoder with the keys and values of the encoder's output, or computes them."""
+    fills, rows = current_options().fill_encoder_cache, inputs["decoder_input_ids"].shape[0]
+    encoder_cache = DynamicCache()
+    if not fills:
+        encoder_cache.layers = [_encoder_layer(entry, rows) for entry in entries.values()]
+    caches = EncoderDecoderCache(cache, encoder_cache)
+    # Without a mask, PyTorch's code would build one from the number of cached tokens.
+    mask = jnp.ones((rows, cache.get_max_length()), jnp.int32)
+    inputs = {"decoder_attention_mask": mask, **inputs}
+    output = run({**inputs, "cache": caches, "use_cache": True})
+    if fills:
+        new_layers: list[Any] = encoder_cache.layers
+        for layer, entry in zip(new_layers, entries.values(), strict=True):
+            for name, tensor in (("cached_key", layer.keys), ("cached_value", layer.values)):
+                array, old = trace.as_arrays(tensor).swapaxes(1, 2), entry[name][...]
+                times = array.shape[0] // old.shape[0]  # the beams of an input share the entry
+                entry[name][...] = array[::times].astype(old.dtype)
+    return output
+
+
+def _encoder_layer(entry: Mapping[str, Any], rows: int) -> DynamicLayer:
+    """Returns the keys and values of the encoder's output for all rows of the decoder."""
+    layer: Any = DynamicLayer()
+    arrays = (entry[name][...].swapaxes(1, 2) for name in ("cached_key", "cached_value"))
+    layer.keys, layer.values = trace.as_tensors(
+        tuple(jnp.repeat(array, rows // array.shape[0], axis=0) for array in arrays)
+    )
+    layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
+    return layer
 
 
 def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any]) -> Any:
@@ -275,7 +418,10 @@ def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any
 
 
 def _run_on_states(
-    run: Callable[..., Any], entries: Mapping[str, Any], inputs: dict[str, Any]
+    run: Callable[..., Any],
+    entries: Mapping[str, Any],
+    inputs: dict[str, Any],
+    parameters: Container[str],
 ) -> Any:
     """Runs the model on one token after the other, and skips those that the mask hides."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
@@ -283,17 +429,20 @@ def _run_on_states(
 
     def step(states: Any, token: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         new_ids, is_real = token
-        layers = {number: _linear_layer(entry) for number, entry in states.items()}
-        output = run(
-            {
-                "input_ids": new_ids[:, None],
-                "cache": Cache(layers=[*layers.values()]),
-                "use_cache": True,
-            }
-        )
+        layers = {number: _state_layer(entry) for number, entry in states.items()}
+        cache = Cache(layers=[*layers.values()])
+        arguments = {"input_ids": new_ids[:, None], "cache": cache, "use_cache": True}
+        keys = [entry for entry in states.values() if "cached_key" in entry]
+        if keys:
+            positions, length = keys[0]["position"], keys[0]["cached_key"].shape[1]
+            visible = jnp.arange(length) <= positions[:, None]
+            arguments["attention_mask"] = visible.astype(jnp.int32)
+            if "position_ids" in parameters:
+                arguments["position_ids"] = positions[:, None]
+        output = run(arguments)
         new_states = {}
         for number, old in states.items():
-            new = _states_of(layers[number]) | {"position": old["position"] + 1}
+            new = _entries_of(layers[number]) | {"position": old["position"] + 1}
             new_states[number] = {
                 name: jnp.where(
                     is_real.reshape(-1, *(1,) * (value.ndim - 1)) != 0,
@@ -317,12 +466,15 @@ def _run_on_states(
     return outputs.FlaxCausalLMOutputWithCrossAttentions(logits=logits)
 
 
-def _linear_layer(entry: Mapping[str, jax.Array]) -> LinearAttentionLayer:
-    numbers = {int(name.rpartition("_")[2]) for name in entry if name != "position"}
-    layer = LinearAttentionLayer(number_of_states=max(numbers) + 1)
-    for name, value in entry.items():
-        if name == "position":
-            continue
+def _state_layer(entry: Mapping[str, jax.Array]) -> Any:
+    """Returns the layer of a cache with the states, keys and values of an entry."""
+    states = {name: value for name, value in entry.items() if "_state_" in name}
+    keys = [entry[n] for n in ("cached_key", "cached_value", "position") if "cached_key" in entry]
+    if not states:
+        return RowsLayer(*keys)
+    count = max(int(name.rpartition("_")[2]) for name in states) + 1
+    layer = HybridLayer(count, *keys) if keys else LinearAttentionLayer(number_of_states=count)
+    for name, value in states.items():
         state_name, _, number_text = name.rpartition("_state_")
         number, tensor = int(number_text), trace.as_tensors(value)
         if state_name == "conv":
@@ -335,6 +487,14 @@ def _linear_layer(entry: Mapping[str, jax.Array]) -> LinearAttentionLayer:
         layer.has_previous_state[number] = True
         layer.dtype, layer.device = tensor.dtype, tensor.device
     return layer
+
+
+def _entries_of(layer: Any) -> dict[str, jax.Array]:
+    """Returns the states, keys and values of a layer of a cache by name."""
+    entries = _states_of(layer) if isinstance(layer, LinearAttentionLayer) else {}
+    if isinstance(layer, RowsLayer):
+        entries |= {"cached_key": layer.key, "cached_value": layer.value}
+    return entries
 
 
 def _states_of(layer: LinearAttentionLayer) -> dict[str, jax.Array]:
@@ -378,7 +538,13 @@ def empty_cache(
             } | {"cache_index": jnp.zeros((), jnp.int32)}
         else:
             layers[number] = {
-                name: jnp.zeros((batch_size, *shape[1:]), dtype) for name, shape in shapes.items()
+                name: jnp.zeros(
+                    (batch_size, max_length, *shape[2:])
+                    if name.startswith("cached")
+                    else (batch_size, *shape[1:]),
+                    dtype,
+                )
+                for name, shape in shapes.items()
             } | {"position": jnp.zeros(batch_size, jnp.int32)}
     return {LAYERS: layers}
 
@@ -390,9 +556,9 @@ class BridgedCausalGeneration(CausalGeneration):
     def fixed_state(self) -> bool:
         """Whether the cache is a state that cannot be rewound."""
         model: Any = self
-        return plan_cache(model.structure, False).cache_type == "states"
+        return plan_cache(model.structure, False).cache_type in ("states", "hybrid")
 
-    def _empty_cache(self, size: Any) -> dict[str, Any]:
+    def _empty_cache(self, size: CacheSize) -> dict[str, Any]:
         model: Any = self
         return empty_cache(model, size.batch_size, size.max_length)
 
@@ -440,10 +606,29 @@ class BridgedCausalGeneration(CausalGeneration):
 class BridgedSeq2SeqGeneration(Seq2SeqGeneration):
     """Prepares and updates the inputs of generation for bridged encoder-decoders."""
 
-    def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
-        """Returns an empty cache for ``decode``."""
+    def init_cache(
+        self, batch_size: int, max_length: int, *arguments: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Returns a cache for ``decode``; see `FlaxSeq2SeqPreTrainedModel.init_cache`."""
         model: Any = self
-        return empty_cache(model, batch_size, max_length)
+        if plan_cache(model.structure, True).cache_type == "history":
+            return empty_cache(model, batch_size, max_length)
+        return super().init_cache(batch_size, max_length, *arguments, **options)
+
+    def _empty_cache(self, size: CacheSize) -> dict[str, Any]:
+        model: Any = self
+        cache = empty_cache(model, size.batch_size, size.max_length)
+        plan = plan_cache(model.structure, True)
+        if size.encoder is None or plan.cache_type == "history":
+            return cache
+        dtype = model.precision.compute_dtype or jnp.float32
+        layers = {
+            number: {
+                n: jnp.zeros((*size.encoder, *shape[2:]), dtype) for n, shape in shapes.items()
+            }
+            for number, shapes in plan.encoder_layers.items()
+        }
+        return cache | {ENCODER_LAYERS: layers}
 
 
 def generation_mixin(

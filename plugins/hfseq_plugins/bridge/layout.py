@@ -1,9 +1,9 @@
-"""Sharding rules of bridged models, from the tensor-parallel plan of their configuration."""
+"""Sharding rules of bridged models, from the parallel plans of their configuration."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hfseq.nn import trees
@@ -25,24 +25,31 @@ STYLES = {
     "local_rowwise": ("row", "vector"),
     "embedding_rowwise": ("embedding", "embedding"),
 }
+#: The styles of expert-parallel plans for parameters whose first axis is the expert.
+EXPERT_STYLES = ("grouped_gemm",)
 
 
 def sharding_rules(model: Any) -> list[tuple[str, str]]:
     """Returns a rule for each parameter of a model.
 
-    The tensor-parallel plan of the PyTorch class decides which parameters are split over `tensor`.
-    All other matrices are split over `fsdp`, along the first dimension that is a multiple of 8, and
-    vectors are replicated. The rules do not split parameters with more than two dimensions over
-    `tensor`.
+    The tensor-parallel plan of the PyTorch class decides which parameters are split over `tensor`,
+    and its expert-parallel plan which parameters are split by expert over `fsdp`. All other
+    parameters with several dimensions are split over `fsdp`, along the first of their second and
+    first dimensions that is a multiple of 8. Vectors are replicated. The rules do not split
+    parameters with more than two dimensions over `tensor`.
 
     Args:
         model: A bridged model.
     """
     plan = tensor_parallel_plan(model.structure.module)
+    expert_plan = expert_parallel_plan(model.structure.module)
     rules = []
     for path, leaf in trees.flatten(model.abstract_params).items():
         name = model.structure.names.get(path, "")
-        tactic = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
+        if _is_planned(name, expert_plan):
+            tactic = "row_table" if leaf.shape[0] % 8 == 0 else None
+        else:
+            tactic = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
         if tactic is None:
             tactic = _default_tactic(path[-1], leaf.shape, model.vocab_size())
         rules.append((f"^{re.escape(trees.join(path))}$", tactic))
@@ -61,12 +68,27 @@ def tensor_parallel_plan(module: torch.nn.Module) -> dict[str, str]:
     return {pattern: style for pattern, style in plan.items() if isinstance(style, str)}
 
 
+def expert_parallel_plan(module: Any) -> tuple[str, ...]:
+    """Returns the patterns of the names of parameters whose first axis is the expert."""
+    plan = getattr(module, "_ep_plan", None) or {}
+    return tuple(pattern for pattern, style in plan.items() if style in EXPERT_STYLES)
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    """Returns a regular expression for a pattern of a plan, in which `*` is part of a name."""
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
+
+
+def _is_planned(name: str, patterns: Iterable[str]) -> bool:
+    return any(_expression(pattern).match(name) for pattern in patterns)
+
+
 def _planned_tactic(
     name: str, leaf: str, plan: Mapping[str, str], vocab_size: int | None, shape: tuple[int, ...]
 ) -> str | None:
     module_name, _, own_leaf = name.rpartition(".")
     for pattern, style in plan.items():
-        regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
+        regex = _expression(pattern)
         if style not in STYLES or not (regex.match(module_name) or regex.match(name)):
             continue
         weight, bias = STYLES[style]

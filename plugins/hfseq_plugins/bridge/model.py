@@ -443,7 +443,15 @@ class BridgedSeq2SeqModule(BridgedModule):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> Any:
-        """Runs the decoder on the last hidden states of the encoder."""
+        """Runs the decoder on the last hidden states of the encoder.
+
+        The number of rows of the decoder may be a multiple of that of the encoder: beams share the
+        input.
+        """
+        rows = decoder_input_ids.shape[0]
+        encoder_hidden_states = _repeat_rows(encoder_hidden_states, rows)
+        if encoder_attention_mask is not None:
+            encoder_attention_mask = _repeat_rows(encoder_attention_mask, rows)
         inputs: dict[str, Any] = {
             "encoder_outputs": (encoder_hidden_states,),
             "attention_mask": encoder_attention_mask,
@@ -456,6 +464,10 @@ class BridgedSeq2SeqModule(BridgedModule):
         run = functools.partial(self._run, rngs=rngs)
         output = run_with_cache(run, self, inputs)
         return run(inputs) if output is None else output
+
+
+def _repeat_rows(array: jax.Array, rows: int) -> jax.Array:
+    return jnp.repeat(array, rows // array.shape[0], axis=0) if array.shape[0] < rows else array
 
 
 def _run_encoder(module: Any, **inputs: Any) -> Any:

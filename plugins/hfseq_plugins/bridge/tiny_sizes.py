@@ -450,4 +450,8 @@ STATIC_NAMES: tuple[str, ...] = (
     *("image_grid_thw", "video_grid_thw", "grid_thw", "grid_hws", "spatial_shapes", "image_sizes"),
     "merge_sizes",
 )
-STATIC: dict[str, tuple[str, ...]] = {}
+STATIC: dict[str, tuple[str, ...]] = {
+    # The code collects the tokens with global attention, whose number is that of a shape.
+    "led": ("attention_mask",),
+    "longformer": ("attention_mask",),
+}

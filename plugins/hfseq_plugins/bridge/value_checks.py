@@ -73,8 +73,12 @@ def _answer(file: str, line: int) -> bool | None:
             continue
         if isinstance(node, ast.Assert):
             return _truth(node.test, True)
-        if not node.orelse and (all(map(_only_reports, node.body)) or _drops_mask(node)):
+        if node.orelse:
+            return None
+        if all(map(_only_reports, node.body)) or _drops_mask(node):
             return _truth(node.test, False)
+        if _clamps_overflow(node):
+            return _truth(node.test, True)
     return None
 
 
@@ -101,14 +105,29 @@ def _drops_mask(node: ast.If) -> bool:
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Assign):
         return False
     target, value = node.body[0].targets[0], node.body[0].value
-    calls = {
-        call.func.attr
-        for call in ast.walk(node.test)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-    }
+    calls = _calls(node.test)
     is_none = isinstance(value, ast.Constant) and value.value is None
     is_mask = isinstance(target, ast.Name) and "mask" in target.id
     return is_none and is_mask and bool(calls) and calls <= {"any", "all"}
+
+
+def _calls(node: ast.AST) -> set[str]:
+    """Returns the names of the methods and functions that a statement calls."""
+    calls = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return {function.attr for function in calls if isinstance(function, ast.Attribute)}
+
+
+def _clamps_overflow(node: ast.If) -> bool:
+    """Whether a statement limits overflow: `if not torch.isfinite(x).all(): x = torch.clamp(x)`.
+
+    Clamping to the range of the data type changes no finite value, so it may always be done.
+    """
+    is_assignment = all(isinstance(statement, ast.Assign) for statement in node.body)
+    body = set().union(*map(_calls, node.body))
+    tests = _calls(node.test)
+    checks_values = bool(tests & {"isfinite", "isinf", "isnan"})
+    is_check = checks_values and tests <= {"isfinite", "isinf", "isnan", "any", "all"}
+    return is_assignment and is_check and "clamp" in body and body <= {"clamp", "finfo"}
 
 
 def _truth(test: ast.expr, wanted: bool) -> bool | None:

@@ -16,8 +16,13 @@ Array = jax.Array
 
 
 @operator("embedding")
-def _embedding(weight: Array, index: Array, *_: Any) -> Array:
-    return jnp.take(weight, index, axis=0, mode="clip")
+def _embedding(weight: Array, index: Array, padding_idx: int = -1, *_: Any) -> Array:
+    rows = jnp.take(weight, index, axis=0, mode="clip")
+    if padding_idx < 0:
+        return rows
+    # The row of padding gets no gradient.
+    is_padding = (index == padding_idx)[..., None]
+    return jnp.where(is_padding, lax.stop_gradient(rows), rows)
 
 
 @operator("index_select")

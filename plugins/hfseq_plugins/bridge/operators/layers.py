@@ -287,10 +287,10 @@ def _max_pool(
     ceil_mode: bool = False,
 ) -> tuple[Array, Array]:
     windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
-    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    y = lax.reduce_window(
-        x, jnp.asarray(lowest, x.dtype), lax.max, windows, strides, pads, None, dilations
-    )
+    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    # jax only differentiates windows whose initial value is not traced.
+    initial = np.asarray(lowest, x.dtype)
+    y = lax.reduce_window(x, initial, lax.max, windows, strides, pads, None, dilations)
     return y, jnp.zeros(y.shape, jnp.int32)
 
 
@@ -315,7 +315,7 @@ def _avg_pool(
     divisor_override: int | None = None,
 ) -> Array:
     windows, strides, _, pads = _window(x, size, stride, padding, 1, ceil_mode, n)
-    zero = jnp.zeros((), x.dtype)
+    zero = np.zeros((), x.dtype)
     total = lax.reduce_window(x, zero, lax.add, windows, strides, pads)
     if divisor_override is not None:
         return total / divisor_override
