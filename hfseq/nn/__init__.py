@@ -10,7 +10,7 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
-from hfseq.nn.experts import ExpertRows, mix_experts
+from hfseq.nn.experts import ExpertRows, mix_experts, mix_sharded_experts
 from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
@@ -102,6 +102,7 @@ __all__ = [
     "make_keys",
     "map_logits",
     "mix_experts",
+    "mix_sharded_experts",
     "normal",
     "options",
     "positions_after_padding",

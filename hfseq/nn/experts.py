@@ -6,18 +6,26 @@ token-expert pairs are sorted by expert, so that each expert computes adjacent r
 On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
 costs as much as if every expert computed every row, each group is padded to a multiple of a block
 size, and each block is multiplied with the weights of its only expert.
+
+On a mesh, `mix_sharded_experts` distributes the experts over the mesh axis `expert`. Each device
+gathers the tokens of the devices that differ only in this axis, and computes its own experts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
-from hfseq.nn.context import platform
+from hfseq.errors import UsageError
+from hfseq.nn.context import current_options, platform
+from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
 # Numbers of rows per block on CPUs. Small blocks waste little on padding, and large ones multiply
 # at a higher rate.
@@ -41,7 +49,12 @@ class ExpertRows:
     block_expert: jax.Array | None = None
 
     def product(
-        self, rows: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+        self,
+        rows: jax.Array,
+        kernel: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        transposed: bool = False,
     ) -> jax.Array:
         """Multiplies each row with the kernel of its expert.
 
@@ -49,15 +62,18 @@ class ExpertRows:
             rows: `(rows, inputs)`.
             kernel: `(experts, inputs, outputs)`.
             bias: Added to each row, `(experts, outputs)`.
+            transposed: Whether the shape of the kernel is `(experts, outputs, inputs)`, as in
+                PyTorch.
 
         Returns:
             `(rows, outputs)`.
         """
         if self.sizes is not None:
+            kernel = kernel.swapaxes(1, 2) if transposed else kernel
             outputs = lax.ragged_dot(rows, kernel, self.sizes)
         else:
             assert self.block_expert is not None
-            outputs = _blocked_product(rows, kernel, self.block_expert)
+            outputs = _blocked_product(rows, kernel, self.block_expert, transposed)
         return outputs if bias is None else outputs + bias[self.expert]
 
 
@@ -191,28 +207,41 @@ def _gather_backward(pairs: jax.Array, gradient: jax.Array) -> tuple[jax.Array, 
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-@jax.custom_vjp
-def _blocked_product(rows: jax.Array, kernel: jax.Array, block_expert: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _blocked_product(
+    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array, transposed: bool
+) -> jax.Array:
     """Multiplies each block of rows with the kernel of its expert.
 
     Args:
         rows: `(blocks * block size, inputs)`.
-        kernel: `(experts, inputs, outputs)`.
+        kernel: `(experts, inputs, outputs)`, or `(experts, outputs, inputs)` if `transposed`.
         block_expert: Number of each block's expert, `(blocks,)`.
+        transposed: Whether the last two axes of the kernel are swapped.
     """
     blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
-    outputs = lax.map(lambda block: block[0] @ kernel[block[1]], (blocks, block_expert))
-    return outputs.reshape(-1, kernel.shape[-1])
+
+    def multiply(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, expert = block
+        return x @ _oriented(kernel[expert], transposed)
+
+    outputs = lax.map(multiply, (blocks, block_expert))
+    return outputs.reshape(-1, outputs.shape[-1])
+
+
+def _oriented(matrix: jax.Array, transposed: bool) -> jax.Array:
+    return matrix.T if transposed else matrix
 
 
 def _blocked_forward(
-    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array
+    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array, transposed: bool
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _blocked_product(rows, kernel, block_expert), (rows, kernel, block_expert)
+    outputs = _blocked_product(rows, kernel, block_expert, transposed)
+    return outputs, (rows, kernel, block_expert)
 
 
 def _blocked_backward(
-    residuals: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
+    transposed: bool, residuals: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernel, block_expert = residuals
     blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
@@ -222,8 +251,9 @@ def _blocked_backward(
         carry: jax.Array, block: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         x, g, expert = block
-        update = jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
-        return carry.at[expert].add(update), g @ kernel[expert].T
+        left, right = (g, x) if transposed else (x, g)
+        update = jnp.matmul(left.T, right, preferred_element_type=jnp.float32)
+        return carry.at[expert].add(update), g @ _oriented(kernel[expert], not transposed)
 
     start = jnp.zeros(kernel.shape, jnp.float32)
     kernel_gradient, row_gradient = lax.scan(step, start, (blocks, gradients, block_expert))
@@ -231,3 +261,134 @@ def _blocked_backward(
 
 
 _blocked_product.defvjp(_blocked_forward, _blocked_backward)
+
+
+# -- experts on a mesh
+# ---------------------------------------------------------------------------------------
+
+#: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the
+#: experts' arrays.
+ShardedExpertFunction = Callable[[jax.Array, ExpertRows, Mapping[str, jax.Array]], jax.Array]
+
+
+def mix_sharded_experts(
+    x: jax.Array,
+    expert_index: jax.Array,
+    expert_weights: jax.Array,
+    num_experts: int,
+    experts: ShardedExpertFunction,
+    arrays: Mapping[str, jax.Array],
+    axes: Mapping[str, Axes],
+) -> jax.Array:
+    """Computes `mix_experts` for a batch of sequences, on the mesh of the current options.
+
+    The mesh axis `expert` splits the experts and the batch. Each device gathers the tokens of its
+    `expert` axis, computes its own experts for them, and the sums of all devices are scattered
+    back. The result equals that of one device up to the order of the sums.
+
+    Args:
+        x: Hidden states, `(batch, length, features)`.
+        expert_index: Numbers of the experts of each token, `(batch, length, choices)`.
+        expert_weights: Weight of each choice, `(batch, length, choices)`.
+        num_experts: Number of experts.
+        experts: The experts' feed-forward layers, as in `mix_experts`. A third argument contains
+            the arrays of the experts of this device. If `tensor` splits an array, it must compute
+            this device's part of a sum over the axis `tensor`.
+        arrays: The parameters of the experts. The first axis of each array is the expert.
+        axes: The mesh axes that split each array. Arrays are gathered over `fsdp`.
+
+    Returns:
+        The outputs, `(batch, length, features)`, in the data type of `x`.
+
+    Raises:
+        UsageError: The axis `expert` does not divide the experts.
+    """
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        outputs = mix_experts(
+            x.reshape(-1, x.shape[-1]),
+            expert_index.reshape(-1, expert_index.shape[-1]),
+            expert_weights.reshape(-1, expert_weights.shape[-1]),
+            num_experts,
+            functools.partial(_with_arrays, experts, arrays),
+        )
+        return outputs.reshape(x.shape)
+    sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+    shards = sizes.get(EXPERT, 1)
+    if num_experts % shards:
+        raise UsageError(
+            f"--mesh expert={shards} does not divide the {num_experts} experts of the model"
+        )
+    used = {
+        name: tuple(entry if entry in sizes else None for entry in entries)
+        for name, entries in axes.items()
+    }
+    splits_tensor = any(TENSOR in entries for entries in used.values())
+    rows = _present(BATCH_AXES, sizes, x.shape[0])
+    tokens = PartitionSpec(rows, _present((SEQUENCE,), sizes, x.shape[1]))
+    splits_rows = rows is not None and EXPERT in rows
+
+    def compute(
+        x: jax.Array, index: jax.Array, weights: jax.Array, arrays: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        arrays = {name: _gathered(array, used[name]) for name, array in arrays.items()}
+        if shards > 1:
+            if splits_rows:
+                x, index, weights = (
+                    lax.all_gather(part, EXPERT, tiled=True) for part in (x, index, weights)
+                )
+            count = num_experts // shards
+            index = index - lax.axis_index(EXPERT) * count
+            index = jnp.where((index >= 0) & (index < count), index, count)
+        outputs = mix_experts(
+            x.reshape(-1, x.shape[-1]),
+            index.reshape(-1, index.shape[-1]),
+            weights.reshape(-1, weights.shape[-1]),
+            num_experts // shards,
+            functools.partial(_with_arrays, experts, arrays),
+        ).reshape(x.shape)
+        if splits_tensor:
+            outputs = lax.psum(outputs, TENSOR)
+        if shards > 1 and not splits_rows:
+            return lax.psum(outputs, EXPERT)
+        return lax.psum_scatter(outputs, EXPERT, tiled=True) if shards > 1 else outputs
+
+    specs = {name: PartitionSpec(*entries) for name, entries in used.items()}
+    run = jax.shard_map(
+        compute,
+        mesh=mesh,
+        in_specs=(tokens, tokens, tokens, specs),
+        out_specs=tokens,
+        check_vma=False,
+    )
+    return run(x, expert_index, expert_weights, dict(arrays))
+
+
+def _with_arrays(
+    experts: ShardedExpertFunction,
+    arrays: Mapping[str, jax.Array],
+    rows: jax.Array,
+    layout: ExpertRows,
+) -> jax.Array:
+    return experts(rows, layout, arrays)
+
+
+def _present(
+    axes: tuple[str, ...], sizes: Mapping[str, int], length: int
+) -> tuple[str, ...] | None:
+    """Returns the mesh axes that split a dimension, or `None` if they do not divide its length."""
+    present = tuple(axis for axis in axes if axis in sizes)
+    divides = length % math.prod(sizes[axis] for axis in present) == 0
+    return present if present and divides else None
+
+
+def _gathered(array: jax.Array, axes: Axes) -> jax.Array:
+    """Gathers an array over `fsdp`, within `shard_map`."""
+    if FSDP not in axes:
+        return array
+    return lax.all_gather(array, FSDP, axis=axes.index(FSDP), tiled=True)
+
+
+def tensor_rank(mesh: Mesh | None) -> jax.Array | int:
+    """Returns the index of the device on the axis `tensor`, within `mix_sharded_experts`."""
+    return lax.axis_index(TENSOR) if mesh is not None and mesh.shape.get(TENSOR, 1) > 1 else 0
