@@ -126,6 +126,10 @@ class Attention(nn.CachedAttention):
         if options.multipliers:
             self.scale = config.attention_multiplier
         self.softcap = config.attn_logit_softcapping if options.softcap else None
+        self.sinks = nnx.data(None)
+        if options.sinks:
+            init = nn.normal(config.initializer_range)
+            self.sinks = nnx.Param(init(rngs.params(), (self.heads,), jnp.float32))
         self.limit = config.clip_qkv if options.clip_qkv else None
         self.interleaved, self.output_name = options.interleaved, options.output_name
         self.add_projections(config, rngs, is_enabled(config, options.qkv_bias))
@@ -190,6 +194,7 @@ class Attention(nn.CachedAttention):
             causal=causal,
             scale=self.scale,
             softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks[...],
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
