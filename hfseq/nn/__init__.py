@@ -10,7 +10,12 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
-from hfseq.nn.experts import ExpertRows, mix_experts, mix_sharded_experts
+from hfseq.nn.experts import (
+    ExpertRows,
+    choose_experts,
+    mix_experts,
+    mix_sharded_experts,
+)
 from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
@@ -88,6 +93,7 @@ __all__ = [
     "attend",
     "attention_mask",
     "batch_keys",
+    "choose_experts",
     "cross_attention_mask",
     "current_options",
     "defer_logits",

@@ -266,6 +266,35 @@ _blocked_product.defvjp(_blocked_forward, _blocked_backward)
 # -- experts on a mesh
 # ---------------------------------------------------------------------------------------
 
+
+def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the highest scores of each token and the numbers of their experts.
+
+    Each device computes this for its own tokens. XLA would gather the scores of all devices.
+
+    Args:
+        scores: `(batch, length, experts)`.
+        choices: Number of experts per token.
+
+    Returns:
+        The scores and the numbers, `(batch, length, choices)` each, in descending order.
+    """
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        best, index = lax.top_k(scores, choices)
+        return best, index
+    spec = _token_spec(mesh, scores)
+    run = jax.shard_map(
+        lambda scores: tuple(lax.top_k(scores, choices)),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=(spec, spec),
+        check_vma=False,
+    )
+    return run(scores)
+
+
+
 #: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the
 #: experts' arrays.
 ShardedExpertFunction = Callable[[jax.Array, ExpertRows, Mapping[str, jax.Array]], jax.Array]
@@ -324,9 +353,8 @@ def mix_sharded_experts(
         for name, entries in axes.items()
     }
     splits_tensor = any(TENSOR in entries for entries in used.values())
-    rows = _present(BATCH_AXES, sizes, x.shape[0])
-    tokens = PartitionSpec(rows, _present((SEQUENCE,), sizes, x.shape[1]))
-    splits_rows = rows is not None and EXPERT in rows
+    tokens = _token_spec(mesh, x)
+    splits_rows = EXPERT in (tokens[0] or ())
 
     def compute(
         x: jax.Array, index: jax.Array, weights: jax.Array, arrays: Mapping[str, jax.Array]
@@ -373,13 +401,18 @@ def _with_arrays(
     return experts(rows, layout, arrays)
 
 
-def _present(
-    axes: tuple[str, ...], sizes: Mapping[str, int], length: int
-) -> tuple[str, ...] | None:
-    """Returns the mesh axes that split a dimension, or `None` if they do not divide its length."""
-    present = tuple(axis for axis in axes if axis in sizes)
-    divides = length % math.prod(sizes[axis] for axis in present) == 0
-    return present if present and divides else None
+def _token_spec(mesh: Mesh, x: jax.Array) -> PartitionSpec:
+    """Returns the mesh axes that split an array `(batch, length, features)`.
+
+    A dimension is not split if the mesh axes do not divide its length.
+    """
+
+    def entry(axes: tuple[str, ...], length: int) -> tuple[str, ...] | None:
+        present = tuple(axis for axis in axes if mesh.shape.get(axis, 1) > 1)
+        divides = length % math.prod(mesh.shape[axis] for axis in present) == 0
+        return present if present and divides else None
+
+    return PartitionSpec(entry(BATCH_AXES, x.shape[0]), entry((SEQUENCE,), x.shape[1]))
 
 
 def _gathered(array: jax.Array, axes: Axes) -> jax.Array:

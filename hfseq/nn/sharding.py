@@ -19,7 +19,8 @@ raised. The tactics are:
 * `expert_column`, `expert_row`: the kernels of all experts of a layer, one parameter with three
   dimensions. `expert` splits the experts, and `tensor` splits the second (column) or third (row)
   dimension.
-* `expert_bias`: the biases of all experts, split over `expert` only.
+* `expert_column_bias`, `expert_bias`: the biases of all experts. `expert` splits the experts, and
+  `tensor` splits the second dimension of the former.
 * `vector`: normalization parameters and other biases.
 * `replicated`: a parameter that is not split.
 
@@ -77,6 +78,7 @@ TACTICS: dict[str, Axes] = {
     "channels": (None, None, None, "fsdp"),
     "expert_column": ("expert", "tensor", "fsdp"),
     "expert_row": ("expert", "fsdp", "tensor"),
+    "expert_column_bias": ("expert", "tensor"),
     "expert_bias": ("expert",),
     "vector": ("fsdp",),
     "replicated": (),

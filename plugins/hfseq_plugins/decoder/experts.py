@@ -212,7 +212,7 @@ class SparseBlock(nnx.Module):
             noise = rngs.bits(x.shape).astype(jnp.float32) / 2**15 - 1  # from -1 to 1
             x = x * (1 + self.jitter * noise).astype(x.dtype)
         scores = getattr(self, self.router_name)(x)
-        best_scores, index = lax.top_k(scores, self.choices)
+        best_scores, index = nn.choose_experts(scores, self.choices)
         # The softmax over the chosen experts equals that over all experts, divided by the sum of
         # the chosen ones.
         others = best_scores if self.normalize else scores

@@ -29,7 +29,8 @@ RULES = [
 CLAMPED_RULES = [
     (r"experts/gate_up_proj$", "expert_row"),
     (r"experts/down_proj$", "expert_column"),
-    (r"experts/\w+_bias$", "expert_bias"),
-    (r"sinks$", "replicated"),
+    (r"experts/gate_up_proj_bias$", "expert_column_bias"),
+    (r"experts/down_proj_bias$", "expert_bias"),
+    (r"sinks$", "heads"),
     *RULES,
 ]
