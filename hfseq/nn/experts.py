@@ -294,7 +294,6 @@ def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Arra
     return run(scores)
 
 
-
 #: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the
 #: experts' arrays.
 ShardedExpertFunction = Callable[[jax.Array, ExpertRows, Mapping[str, jax.Array]], jax.Array]

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import functools
 import math
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -165,20 +165,38 @@ def test_gradients_equal_a_dense_reference_in_float64(normalize):
 
     single = jax.tree.map(jnp.float32, (x, state))
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(*single)
-    flat = {path[-2 if path[-1] == "kernel" else -1]: leaf.get_value()
-            for path, leaf in nnx.to_flat_state(state)}
-    flat_gradients = {path[-2 if path[-1] == "kernel" else -1]: leaf.get_value()
-                      for path, leaf in nnx.to_flat_state(gradients[1])}
-    arguments = {"x": x, "router": flat["gate"], "gate_up": flat["gate_up_proj"],
-                 "down": flat["down_proj"]}
-    ours = {"x": gradients[0], "router": flat_gradients["gate"],
-            "gate_up": flat_gradients["gate_up_proj"], "down": flat_gradients["down_proj"]}
+    flat = {
+        path[-2 if path[-1] == "kernel" else -1]: leaf.get_value()
+        for path, leaf in nnx.to_flat_state(state)
+    }
+    flat_gradients = {
+        path[-2 if path[-1] == "kernel" else -1]: leaf.get_value()
+        for path, leaf in nnx.to_flat_state(gradients[1])
+    }
+    arguments = {
+        "x": x,
+        "router": flat["gate"],
+        "gate_up": flat["gate_up_proj"],
+        "down": flat["down_proj"],
+    }
+    ours = {
+        "x": gradients[0],
+        "router": flat_gradients["gate"],
+        "gate_up": flat_gradients["gate_up_proj"],
+        "down": flat_gradients["down_proj"],
+    }
     for name, value in arguments.items():
         for seed in range(3):
             direction = np.random.default_rng(seed).normal(size=value.shape)
             sums = [
-                (dense_mixture(**arguments | {name: value + sign * 1e-5 * direction}, choices=2,
-                               normalize=normalize) * factors).sum()
+                (
+                    dense_mixture(
+                        **arguments | {name: value + sign * 1e-5 * direction},
+                        choices=2,
+                        normalize=normalize,
+                    )
+                    * factors
+                ).sum()
                 for sign in (1, -1)
             ]
             expected = (sums[0] - sums[1]) / 2e-5
@@ -290,7 +308,7 @@ def join(tensors, prefix):
         ),
         (
             lambda t, p: [t.pop(name) for name in list(t) if f"{p}.experts." in name],
-            r"lacks 15 tensors.*experts\.0\.w1\.weight",
+            r"lacks 15 tensors.*experts\.0\.w\d\.weight",
         ),
         (
             lambda t, p: t.update({f"{p}.gate.weight": np.zeros((7, 32), np.float32)}),

@@ -512,7 +512,9 @@ granitemoe_config = _tiny(
 _GPT_OSS = {name: value for name, value in _ROW.items() if name != "hidden_act"}
 gpt_oss_config = _tiny(
     "GptOssConfig",
-    **_GPT_OSS | _LOCAL_EXPERTS | {
+    **_GPT_OSS
+    | _LOCAL_EXPERTS
+    | {
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 100.0,

@@ -87,8 +87,8 @@ class Router(nn.Linear):
 class Experts(nnx.Module):
     """The gated feed-forward blocks of all experts.
 
-    The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, 2 * inner, hidden)`, with
-    the gate first, and `down_proj` is `(experts, hidden, inner)`.
+    The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, 2 * inner, hidden)`,
+    with the gate first, and `down_proj` is `(experts, hidden, inner)`.
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):

@@ -323,9 +323,7 @@ FAMILY_OPTIONS = {
     "helium": FamilyOptions(
         qkv_bias="attention_bias", square_output=True, mlp_bias="mlp_bias", interleaved=True
     ),
-    "mixtral": dataclasses.replace(
-        _MISTRAL, experts=ExpertOptions(block_name="block_sparse_moe")
-    ),
+    "mixtral": dataclasses.replace(_MISTRAL, experts=ExpertOptions(block_name="block_sparse_moe")),
     "qwen2_moe": FamilyOptions(
         qkv_bias="qkv_bias", experts=dataclasses.replace(_QWEN_EXPERTS, shared_expert=True)
     ),

@@ -1,4 +1,7 @@
-"""gpt-oss (OpenAI, 2025, https://arxiv.org/abs/2508.10925): a decoder with attention sinks and mixtures of experts."""
+"""gpt-oss (OpenAI, 2025, https://arxiv.org/abs/2508.10925).
+
+A decoder with attention sinks and mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxGptOssForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:CLAMPED_RULES",
-        card="A causal Transformer decoder with attention sinks and mixtures of experts (OpenAI, 2025).",
+        card="A causal Transformer decoder with attention sinks and mixtures of experts (OpenAI, "
+        "2025).",
         citation=CITATION,
     )

@@ -1,4 +1,7 @@
-"""Granite-MoE (Shen et al., 2024, https://arxiv.org/abs/2408.13359): Granite with mixtures of experts."""
+"""Granite-MoE (Shen et al., 2024, https://arxiv.org/abs/2408.13359).
+
+Granite with mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxGraniteMoeForCausalLM",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with factors of its residual branches and mixtures of experts (Shen et al., 2024).",
+        card="A causal Transformer decoder with factors of its residual branches and "
+        "mixtures of experts (Shen et al., 2024).",
         citation=CITATION,
     )

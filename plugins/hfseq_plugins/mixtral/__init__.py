@@ -1,4 +1,7 @@
-"""Mixtral (Jiang et al., 2024, https://arxiv.org/abs/2401.04088): Mistral with mixtures of experts."""
+"""Mixtral (Jiang et al., 2024, https://arxiv.org/abs/2401.04088).
+
+Mistral with mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ MODELING = "hfseq_plugins.mixtral.modeling"
 CITATION = """\
 @misc{jiang2024mixtral,
   title = {Mixtral of Experts},
-  author = {Jiang, Albert Q. and Sablayrolles, Alexandre and Roux, Antoine and Mensch, Arthur and others},
+  author = {Jiang, Albert Q. and Sablayrolles, Alexandre and Roux, Antoine and others},
   year = {2024},
   url = {https://arxiv.org/abs/2401.04088}
 }"""

@@ -1,4 +1,7 @@
-"""Qwen2-MoE (Yang et al., 2024, https://arxiv.org/abs/2407.10671): Qwen 2 with mixtures of experts and a shared expert."""
+"""Qwen2-MoE (Yang et al., 2024, https://arxiv.org/abs/2407.10671).
+
+Qwen 2 with mixtures of experts and a shared expert.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxQwen2MoeForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with mixtures of experts and a shared expert (Yang et al., 2024).",
+        card="A causal Transformer decoder with mixtures of experts and a shared expert (Yang et "
+        "al., 2024).",
         citation=CITATION,
     )

@@ -1,4 +1,7 @@
-"""Qwen3-MoE (Yang et al., 2025, https://arxiv.org/abs/2505.09388): Qwen 3 with mixtures of experts."""
+"""Qwen3-MoE (Yang et al., 2025, https://arxiv.org/abs/2505.09388).
+
+Qwen 3 with mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForTokenClassification": f"{MODELING}:FlaxQwen3MoeForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with normalized queries and keys and mixtures of experts (Yang et al., 2025).",
+        card="A causal Transformer decoder with normalized queries and keys and mixtures of "
+        "experts (Yang et al., 2025).",
         citation=CITATION,
     )
