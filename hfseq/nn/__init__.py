@@ -11,6 +11,7 @@ from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
 from hfseq.nn.experts import (
+    ExpertLayer,
     ExpertRows,
     choose_experts,
     mix_experts,
@@ -75,6 +76,7 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embed",
+    "ExpertLayer",
     "ExpertRows",
     "GroupNorm",
     "Implementation",

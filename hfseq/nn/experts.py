@@ -17,14 +17,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq.errors import UsageError
 from hfseq.nn.context import current_options, platform
+from hfseq.nn.layers import LowRankConfig
 from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
 # Numbers of rows per block on CPUs. Small blocks waste little on padding, and large ones multiply
@@ -322,7 +325,8 @@ def mix_sharded_experts(
         experts: The experts' feed-forward layers, as in `mix_experts`. A third argument contains
             the arrays of the experts of this device. If `tensor` splits an array, it must compute
             this device's part of a sum over the axis `tensor`.
-        arrays: The parameters of the experts. The first axis of each array is the expert.
+        arrays: The parameters of the experts. The first axis of each array is the expert. They are
+            converted to the data type of `x`.
         axes: The mesh axes that split each array. Arrays are gathered over `fsdp`.
 
     Returns:
@@ -333,6 +337,7 @@ def mix_sharded_experts(
     """
     mesh = current_options().mesh
     if mesh is None or mesh.size == 1:
+        arrays = {name: jnp.asarray(array, x.dtype) for name, array in arrays.items()}
         outputs = mix_experts(
             x.reshape(-1, x.shape[-1]),
             expert_index.reshape(-1, expert_index.shape[-1]),
@@ -358,7 +363,9 @@ def mix_sharded_experts(
     def compute(
         x: jax.Array, index: jax.Array, weights: jax.Array, arrays: Mapping[str, jax.Array]
     ) -> jax.Array:
-        arrays = {name: _gathered(array, used[name]) for name, array in arrays.items()}
+        arrays = {
+            name: _gathered(array, used[name]).astype(x.dtype) for name, array in arrays.items()
+        }
         if shards > 1:
             if splits_rows:
                 x, index, weights = (
@@ -424,3 +431,67 @@ def _gathered(array: jax.Array, axes: Axes) -> jax.Array:
 def tensor_rank(mesh: Mesh | None) -> jax.Array | int:
     """Returns the index of the device on the axis `tensor`, within `mix_sharded_experts`."""
     return lax.axis_index(TENSOR) if mesh is not None and mesh.shape.get(TENSOR, 1) > 1 else 0
+
+
+# -- low-rank adapters
+# ---------------------------------------------------------------------------------------
+
+
+class ExpertAdapter(nnx.Module):
+    """Low-rank adapters of a kernel of all experts, with the layout of PEFT.
+
+    Args:
+        num_experts: Number of experts.
+        inputs: Number of input features.
+        outputs: Number of output features.
+        lora: Settings of the adapter.
+        rngs: Random keys for the initialization.
+
+    Attributes:
+        lora_A: `(experts * rank, inputs)`, with the rows of an expert next to each other.
+        lora_B: `(outputs, rank * experts)`, with the columns of a rank next to each other.
+    """
+
+    def __init__(
+        self, num_experts: int, inputs: int, outputs: int, lora: LowRankConfig, rngs: nnx.Rngs
+    ):
+        self.num_experts, self.lora = num_experts, lora
+        initial = lora.init(rngs.params(), (inputs, num_experts * lora.rank), jnp.float32)
+        self.lora_A = nnx.Param(initial.T)
+        self.lora_B = nnx.Param(jnp.zeros((outputs, lora.rank * num_experts)))
+
+    def factors(self) -> tuple[jax.Array, jax.Array]:
+        """Returns the factors of each expert, `(experts, inputs, rank)` and `(experts, rank, outputs)`.
+
+        The second factor includes the scale of the adapter.
+        """
+        a, b = self.lora_A[...], self.lora_B[...]
+        first = a.reshape(self.num_experts, self.lora.rank, -1).swapaxes(1, 2)
+        second = b.reshape(-1, self.lora.rank, self.num_experts).transpose(2, 1, 0)
+        return first, self.lora.scale * second
+
+
+class ExpertLayer(nnx.Module):
+    """Base class of modules with the kernels of all experts of a layer.
+
+    A kernel is an `nnx.Param` with three axes, the first of which is the expert. Its adapter is the
+    attribute with the name of the kernel and `_adapter`.
+
+    Attributes:
+        kernel_names: Names of the kernels, in PyTorch's order.
+        transposed: Whether the shape of kernels is `(experts, outputs, inputs)`.
+    """
+
+    kernel_names: ClassVar[tuple[str, ...]] = ("gate_up_proj", "down_proj")
+    transposed: ClassVar[bool] = True
+
+    def add_lora(self, name: str, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
+        """Adds low-rank adapters to the kernel `name`."""
+        num_experts, *features = getattr(self, name).shape
+        inputs, outputs = features[::-1] if self.transposed else features
+        adapter = ExpertAdapter(num_experts, inputs, outputs, lora, rngs)
+        setattr(self, f"{name}_adapter", adapter)
+
+    def adapter(self, name: str) -> ExpertAdapter | None:
+        """Returns the adapter of the kernel `name`, or `None`."""
+        return getattr(self, f"{name}_adapter", None)

@@ -498,6 +498,11 @@ class ModelArguments(CheckedArguments):
         "Modules that get an adapter: suffixes of module names in PyTorch checkpoints, e.g. q_proj "
         "v_proj, or all-linear. Default: the modules that PEFT uses for the architecture.",
     )
+    lora_target_parameters: list[str] | None = option(
+        None,
+        "Kernels of experts that get adapters: suffixes of parameter names in PyTorch, e.g. "
+        "mlp.experts.gate_up_proj mlp.experts.down_proj. Requires --lora_dropout 0.",
+    )
     lora_modules_to_save: list[str] | None = option(
         None,
         "Modules that are trained in full, without an adapter, and saved together with the "

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from hfseq import plugins
 from hfseq.errors import UsageError, WeightsError
+from hfseq.modeling.lora import LoraConfig
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.decoder.experts import RouterStatistics, load_balancing_loss
@@ -366,6 +367,66 @@ def test_mxfp4_experts_of_gpt_oss_are_read(tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
     names = load_file(tmp_path / "plain" / "model.safetensors")
     assert f"{prefix}.gate_up_proj" in names and f"{prefix}.gate_up_proj_blocks" not in names
+
+
+# -- adapters
+# ------------------------------------------------------------------------------------
+
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    first(
+        [*((family, EXPERTS) for family in FAMILIES), *(("mixtral", [name]) for name in EXPERTS)],
+        ("mixtral", EXPERTS),
+        ("gpt_oss", EXPERTS),
+    ),
+)
+def test_adapters_of_experts_are_those_of_peft(family, parameters, tmp_path):
+    """Both libraries read the other's adapter, and compute the same logits."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    model = built(family)
+    theirs = torch_counterpart(model, tmp_path / "base")
+    settings = {"r": 3, "lora_alpha": 5, "target_parameters": parameters}
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(**settings, target_modules=["q_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    adapted.save_pretrained(tmp_path / "theirs")
+    ours = type(model).from_pretrained(tmp_path / "theirs")
+    tokens = np.maximum(ids(2, 12), 3)
+    expected = adapted.eval()(torch.from_numpy(tokens).long()).logits.detach().numpy()
+    assert close(ours(tokens).logits, expected)
+    assert not close(model(tokens).logits, expected)
+    ours.save_pretrained(tmp_path / "ours")
+    stored = [
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs")
+    ]
+    assert stored[0].keys() == stored[1].keys()
+    assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[1])
+    assert close(ours.merge_adapter()(tokens).logits, expected)
+    scanned = type(model).from_pretrained(tmp_path / "theirs", scan_layers=True)
+    assert close(scanned(tokens).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_parameters": ["mlp.experts.up_proj"]}, r"up_proj.*mlp\.experts\.gate_up_proj"),
+        ({"target_parameters": EXPERTS, "lora_dropout": 0.1}, "lora_dropout=0.1"),
+        ({"target_modules": ["gate"]}, "target_modules gate"),
+    ],
+)
+def test_adapters_that_experts_do_not_have_are_refused(settings, message):
+    spec = plugins.load().architectures.get("mixtral")
+    with pytest.raises(UsageError, match=message):
+        spec.load_head("ForCausalLM")(
+            config("mixtral"), peft_config=LoraConfig(**settings), _do_init=False
+        )
 
 
 # -- bad input

@@ -8,7 +8,7 @@ first layout.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,8 +71,11 @@ class Router(nn.Linear):
     """Linear layer that computes the scores of the experts in float32.
 
     Rounding the scores to half precision would change the choice of experts, so a precision recipe
-    does not change the data type.
+    does not change the data type. In PyTorch, routers are no linear layers, so adapters do not
+    apply to them.
     """
+
+    adaptable = False
 
     @property
     def compute_dtype(self) -> DTypeLike:  # type: ignore[override]
@@ -84,12 +87,21 @@ class Router(nn.Linear):
         """Ignores the data type of the precision recipe."""
 
 
-class Experts(nnx.Module):
+class Experts(nn.ExpertLayer):
     """The gated feed-forward blocks of all experts.
 
     The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, 2 * inner, hidden)`,
     with the gate first, and `down_proj` is `(experts, hidden, inner)`.
     """
+
+    #: The mesh axes that split the kernels, where those of `gate_up_proj` are of a view with an axis
+    #: for gate and values.
+    axes: ClassVar[dict[str, Axes]] = {
+        "gate_up_proj": ("expert", None, "tensor", "fsdp"),
+        "down_proj": ("expert", "fsdp", "tensor"),
+    }
+    #: The mesh axes that split the result of `split_halves`.
+    half_axes: ClassVar[Axes] = ("expert", None, None, "tensor")
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         options = family_options(config).experts
@@ -97,8 +109,10 @@ class Experts(nnx.Module):
         self.count, width = num_experts(config), config.hidden_size
         self.inner = getattr(config, options.inner_size)
         init = nn.normal(config.initializer_range)
-        self.gate_up_proj = nnx.Param(init(rngs.params(), (self.count, 2 * self.inner, width)))
-        self.down_proj = nnx.Param(init(rngs.params(), (self.count, width, self.inner)))
+        sizes = {"gate_up_proj": (width, 2 * self.inner), "down_proj": (self.inner, width)}
+        for name, size in sizes.items():
+            shape = (self.count, *(size[::-1] if self.transposed else size))
+            setattr(self, name, nnx.Param(init(rngs.params(), shape, jnp.float32)))
         self.act = nn.activation(config.hidden_act)
 
     def __call__(
@@ -107,72 +121,100 @@ class Experts(nnx.Module):
         index: jax.Array,  # (batch, length, choices)
         weights: jax.Array,  # (batch, length, choices)
     ) -> jax.Array:
-        gate_up = self.gate_up_proj[...].astype(x.dtype)
-        halves = gate_up.reshape(self.count, 2, self.inner, -1)
-        arrays = {"gate_up": halves, "down": self.down_proj[...].astype(x.dtype)}
-        axes: dict[str, Axes] = {
-            "gate_up": ("expert", None, "tensor", "fsdp"),
-            "down": ("expert", "fsdp", "tensor"),
-        }
+        arrays, axes = self.arrays(), dict(self.axes)
+        for name in self.kernel_names:
+            if (adapter := self.adapter(name)) is not None:
+                first, second = adapter.factors()
+                # Gate and values, or the inputs of the second layer, are split over `tensor`.
+                is_input = name == "gate_up_proj"
+                arrays |= {f"{name}_a": first, f"{name}_b": second}
+                axes |= {f"{name}_a": ("expert",), f"{name}_b": ("expert",)}
+                if is_input:
+                    arrays[f"{name}_b"] = self.split_halves(second)
+                    axes[f"{name}_b"] = self.half_axes
+                else:
+                    axes[f"{name}_a"] = ("expert", "tensor")
         return nn.mix_sharded_experts(x, index, weights, self.count, self.compute, arrays, axes)
+
+    def split_halves(self, factor: jax.Array) -> jax.Array:
+        """Returns a view of `(experts, rank, 2 * inner)` with an axis for gate and values."""
+        return factor.reshape(*factor.shape[:2], 2, self.inner)
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Returns the parameters of the experts, with the axes of `axes`."""
+        gate_up = self.gate_up_proj[...]
+        halves = gate_up.reshape(self.count, 2, self.inner, gate_up.shape[-1])
+        return {"gate_up_proj": halves, "down_proj": self.down_proj[...]}
 
     def compute(
         self, rows: jax.Array, layout: nn.ExpertRows, arrays: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Computes the outputs of rows, `(rows, hidden)`, see `nn.mix_sharded_experts`."""
-        kernel = arrays["gate_up"].reshape(len(arrays["gate_up"]), -1, rows.shape[-1])
-        gate, up = jnp.split(layout.product(rows, kernel, transposed=True), 2, axis=-1)
-        return layout.product(self.act(gate) * up, arrays["down"], transposed=True)
+        gate, up = jnp.split(self.product(rows, layout, arrays, "gate_up_proj"), 2, axis=-1)
+        return self.product(self.act(gate) * up, layout, arrays, "down_proj")
+
+    def product(
+        self,
+        rows: jax.Array,
+        layout: nn.ExpertRows,
+        arrays: Mapping[str, jax.Array],
+        name: str,
+        bias: jax.Array | None = None,
+    ) -> jax.Array:
+        """Multiplies rows with a kernel and its adapter."""
+        kernel = arrays[name]
+        if kernel.ndim == 4:
+            kernel = kernel.reshape(len(kernel), -1, kernel.shape[-1])
+        outputs = layout.product(rows, kernel, bias, transposed=self.transposed)
+        if f"{name}_a" not in arrays:
+            return outputs
+        second = arrays[f"{name}_b"]
+        second = second.reshape(*second.shape[:2], -1)
+        return outputs + layout.product(layout.product(rows, arrays[f"{name}_a"]), second)
 
 
-class ClampedExperts(nnx.Module):
+class ClampedExperts(Experts):
     """The feed-forward blocks of all experts of gpt-oss.
 
     The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, hidden, 2 * inner)`,
     where gate and values alternate, and `down_proj` is `(experts, inner, hidden)`.
     """
 
+    transposed = False
+    axes: ClassVar[dict[str, Axes]] = {
+        "gate_up_proj": ("expert", "fsdp", "tensor"),
+        "gate_up_proj_bias": ("expert", "tensor"),
+        "down_proj": ("expert", "tensor", "fsdp"),
+        "down_proj_bias": ("expert",),
+    }
+    half_axes: ClassVar[Axes] = ("expert", None, "tensor")
+
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.count, width, self.inner = (
-            num_experts(config),
-            config.hidden_size,
-            config.intermediate_size,
-        )
-        init = nn.normal(config.initializer_range)
-        self.gate_up_proj = nnx.Param(init(rngs.params(), (self.count, width, 2 * self.inner)))
+        super().__init__(config, rngs)
         self.gate_up_proj_bias = nnx.Param(jnp.zeros((self.count, 2 * self.inner)))
-        self.down_proj = nnx.Param(init(rngs.params(), (self.count, self.inner, width)))
-        self.down_proj_bias = nnx.Param(jnp.zeros((self.count, width)))
+        self.down_proj_bias = nnx.Param(jnp.zeros((self.count, config.hidden_size)))
         self.limit, self.alpha = config.swiglu_limit, config.swiglu_alpha
 
-    def __call__(
-        self,
-        x: jax.Array,  # (batch, length, hidden)
-        index: jax.Array,  # (batch, length, choices)
-        weights: jax.Array,  # (batch, length, choices)
-    ) -> jax.Array:
-        names = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
-        arrays = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
-        axes: dict[str, Axes] = {
-            "gate_up_proj": ("expert", "fsdp", "tensor"),
-            "gate_up_proj_bias": ("expert", "tensor"),
-            "down_proj": ("expert", "tensor", "fsdp"),
-            "down_proj_bias": ("expert",),
-        }
-        return nn.mix_sharded_experts(x, index, weights, self.count, self.compute, arrays, axes)
+    def split_halves(self, factor: jax.Array) -> jax.Array:
+        """Returns `factor`, because gate and values alternate."""
+        return factor
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Returns the parameters of the experts."""
+        return {name: getattr(self, name)[...] for name in self.axes}
 
     def compute(
         self, rows: jax.Array, layout: nn.ExpertRows, arrays: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Computes the outputs of rows, `(rows, hidden)`, see `nn.mix_sharded_experts`."""
-        inner = layout.product(rows, arrays["gate_up_proj"], arrays["gate_up_proj_bias"])
+        inner = self.product(rows, layout, arrays, "gate_up_proj", arrays["gate_up_proj_bias"])
         gate = jnp.minimum(inner[:, ::2], self.limit)
         up = jnp.clip(inner[:, 1::2], -self.limit, self.limit)
         inner = (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
         # The outputs of the devices of the axis `tensor` are summed, so only one adds the bias.
         is_first = tensor_rank(nn.current_options().mesh) == 0
         bias = jnp.where(is_first, arrays["down_proj_bias"], 0)
-        return layout.product(inner, arrays["down_proj"], bias)
+        return self.product(inner, layout, arrays, "down_proj", bias)
 
 
 class SparseBlock(nnx.Module):

@@ -1,4 +1,7 @@
-"""OLMoE (Muennighoff et al., 2024, https://arxiv.org/abs/2409.02060): OLMo with mixtures of experts and normalized queries and keys."""
+"""OLMoE (Muennighoff et al., 2024, https://arxiv.org/abs/2409.02060).
+
+OLMo with mixtures of many small experts, and with normalized queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def register_architectures(register: RegisterArchitecture) -> None:
             "ForCausalLM": f"{MODELING}:FlaxOlmoeForCausalLM",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with mixtures of many small experts (Muennighoff et al., 2024).",
+        card="A causal Transformer decoder with mixtures of many small experts "
+        "(Muennighoff et al., 2024).",
         citation=CITATION,
     )
