@@ -880,5 +880,5 @@ def _merge_experts(
     lead = kernel.shape[:-3]
     first = lora_a.astype(np.float64).reshape(*lead, num_experts, rank, -1)
     second = lora_b.astype(np.float64).reshape(*lead, -1, rank, num_experts)
-    product = np.einsum(f"...ore,...eri->...{layer.expert_axes}", second, first)
+    product = np.einsum(f"...ofe,...efi->...{layer.expert_axes}", second, first)
     return (kernel.astype(np.float64) + layer.lora.scale * product).astype(kernel.dtype)

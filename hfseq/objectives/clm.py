@@ -179,7 +179,9 @@ class CausalLM(Objective):
         auxiliary_loss = getattr(output, "auxiliary_loss", None)
         if auxiliary_loss is not None:
             if base.has_router_loss(model):
-                auxiliary_loss = auxiliary_loss * count / jnp.maximum((batch["segment_ids"] > 0).sum(), 1)
+                auxiliary_loss = (
+                    auxiliary_loss * count / jnp.maximum((batch["segment_ids"] > 0).sum(), 1)
+                )
             reported = {"loss": total, "auxiliary_loss": auxiliary_loss}
             loss_extra["totals"] |= jax.tree.map(jax.lax.stop_gradient, reported)
             total = total + auxiliary_loss

@@ -57,7 +57,7 @@ VARIANTS = {
     "no limits": ("olmoe", {"clip_qkv": None, "norm_topk_prob": True}),
     "tied granite": ("granitemoe", {"tie_word_embeddings": True, "attention_bias": False}),
     "gpt_oss that sees all": (
-        "gpt_oss", {"layer_types": ["full_attention"] * 2, "attention_bias": False},
+        "gpt_oss", {"layer_types": ["full_attention"] * 4, "attention_bias": False},
     ),
 }  # fmt: skip
 

@@ -515,6 +515,7 @@ gpt_oss_config = _tiny(
     **_GPT_OSS
     | _LOCAL_EXPERTS
     | {
+        "num_hidden_layers": 4,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 100.0,
