@@ -42,8 +42,8 @@ def step_flops(
     is the number of layers, T the number of tokens per row, and d the hidden size. Embedding
     look-ups are not counted. The output head is counted for `head_tokens` only, as a matrix of
     vocabulary size times d, whether or not it is tied to the embedding. Of the experts of a layer,
-    only those that process a token are counted. Recomputation (remat) and
-    padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+    only those that process a token are counted. Recomputation (remat) and padding are not counted,
+    as usual for MFU (Chowdhery et al., 2022, appendix B).
 
     Args:
         params: The parameters, or their shapes.
