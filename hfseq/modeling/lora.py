@@ -875,7 +875,10 @@ def merge_adapters(
 def _merge_experts(
     kernel: np.ndarray, lora_a: np.ndarray, lora_b: np.ndarray, layer: AdaptedLayer
 ) -> np.ndarray:
-    """Adds the adapters of all experts to their kernel. All arrays may have a leading layer axis."""
+    """Adds the adapters of all experts to their kernel.
+
+    All arrays may have a leading layer axis.
+    """
     num_experts, rank = kernel.shape[-3], layer.lora.rank
     lead = kernel.shape[:-3]
     first = lora_a.astype(np.float64).reshape(*lead, num_experts, rank, -1)

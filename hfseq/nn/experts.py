@@ -461,9 +461,10 @@ class ExpertAdapter(nnx.Module):
         self.lora_B = nnx.Param(jnp.zeros((outputs, lora.rank * num_experts)))
 
     def factors(self) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors of each expert, `(experts, inputs, rank)` and `(experts, rank, outputs)`.
+        """Returns the factors of each expert.
 
-        The second factor includes the scale of the adapter.
+        Their shapes are `(experts, inputs, rank)` and `(experts, rank, outputs)`. The second factor
+        includes the scale of the adapter.
         """
         a, b = self.lora_A[...], self.lora_B[...]
         first = a.reshape(self.num_experts, self.lora.rank, -1).swapaxes(1, 2)

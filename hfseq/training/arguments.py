@@ -733,7 +733,7 @@ class TrainingArguments(CheckedArguments):
         "Required device type: cpu, gpu (or cuda) or tpu. The run fails if it is not available.",
     )
     mesh: str | None = option(
-        None, "Device mesh, e.g. data=2,fsdp=4. Axes: data, fsdp, tensor, sequence."
+        None, "Device mesh, e.g. data=2,fsdp=4. Axes: data, fsdp, expert, tensor, sequence."
     )
     sequence_parallel: bool = option(
         False,

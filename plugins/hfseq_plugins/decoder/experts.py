@@ -94,8 +94,8 @@ class Experts(nn.ExpertLayer):
     with the gate first, and `down_proj` is `(experts, hidden, inner)`.
     """
 
-    #: The mesh axes that split the kernels, where those of `gate_up_proj` are of a view with an axis
-    #: for gate and values.
+    #: The mesh axes that split the kernels. Those of `gate_up_proj` belong to a view with an axis for
+    #: gate and values.
     axes: ClassVar[dict[str, Axes]] = {
         "gate_up_proj": ("expert", None, "tensor", "fsdp"),
         "down_proj": ("expert", "fsdp", "tensor"),
@@ -233,7 +233,12 @@ class SparseBlock(nnx.Module):
         self.jitter = getattr(config, "router_jitter_noise", 0.0)
         self.router_name, init = options.router_name, nn.normal(config.initializer_range)
         router = Router(
-            config.hidden_size, num_experts(config), init, rngs, use_bias=options.router_bias
+            config.hidden_size,
+            num_experts(config),
+            init,
+            rngs,
+            use_bias=options.router_bias,
+            bias_init=init,
         )
         setattr(self, self.router_name, router)
         self.experts = (ClampedExperts if options.clamped else Experts)(config, rngs)
