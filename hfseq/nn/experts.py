@@ -3,9 +3,10 @@
 The computation is exact: no token is dropped, whatever the router chooses. The rows of all chosen
 token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
 
-On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
-costs as much as if every expert computed every row, each group is padded to a multiple of a block
-size, and each block is multiplied with the weights of its only expert.
+On TPUs, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs and GPUs, XLA computes
+`ragged_dot` as if every expert computed every row (jax 0.10), with an array of all experts and rows.
+There, each group is padded to a multiple of a block size, and each block is multiplied with the
+weights of its only expert.
 
 On a mesh, `mix_sharded_experts` distributes the experts over the mesh axis `expert`. Each device
 gathers the tokens of the devices that differ only in this axis, and computes its own experts.
@@ -30,9 +31,9 @@ from hfseq.nn.context import current_options, platform
 from hfseq.nn.layers import LowRankConfig
 from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
-# Numbers of rows per block on CPUs. Small blocks waste little on padding, and large ones multiply
-# at a higher rate.
-_MIN_BLOCK, _MAX_BLOCK = 8, 128
+# Minimum and maximum number of rows per block on CPUs and on GPUs. Small blocks waste little on
+# padding, and large ones multiply at a higher rate.
+_CPU_BLOCKS, _GPU_BLOCKS = (8, 128), (64, 512)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ def mix_experts(
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
 
-    `jax.vmap` of this function is limited to CPUs, because `jax.lax.ragged_dot` does not support
+    `jax.vmap` of this function does not work on TPUs, because `jax.lax.ragged_dot` does not support
     all cases.
     """
     tokens, choices = expert_index.shape
@@ -119,7 +120,7 @@ def mix_experts(
     is_valid = index < num_experts
     expert = jnp.minimum(index, num_experts - 1)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
-    if platform() == "cpu":
+    if platform() != "tpu":
         size = _block_size(len(order), num_experts)
         blocks = -(-len(order) // size) + num_experts
         block_counts = -(-sizes // size)
@@ -148,8 +149,8 @@ def mix_experts(
 
 def _block_size(pairs: int, num_experts: int) -> int:
     """Returns the power of two closest to the mean number of rows per expert from below."""
-    size = _MIN_BLOCK
-    while size < _MAX_BLOCK and 2 * size * num_experts <= pairs:
+    size, maximum = _CPU_BLOCKS if platform() == "cpu" else _GPU_BLOCKS
+    while size < maximum and 2 * size * num_experts <= pairs:
         size *= 2
     return size
 

@@ -56,7 +56,7 @@ def reference(index, arrays, factors):
     return outputs, gradients
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda", "tpu"])
 def platform(request, monkeypatch):
     """The mixture that is used on a platform. `jax.lax.ragged_dot` also runs on CPUs."""
     monkeypatch.setattr(experts_module, "platform", lambda: request.param)

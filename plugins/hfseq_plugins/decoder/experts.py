@@ -94,8 +94,8 @@ class Experts(nn.ExpertLayer):
     with the gate first, and `down_proj` is `(experts, hidden, inner)`.
     """
 
-    #: The mesh axes that split the kernels. Those of `gate_up_proj` belong to a view with an axis for
-    #: gate and values.
+    #: The mesh axes that split the kernels. Those of `gate_up_proj` belong to a view with an axis
+    #: for gate and values.
     axes: ClassVar[dict[str, Axes]] = {
         "gate_up_proj": ("expert", None, "tensor", "fsdp"),
         "down_proj": ("expert", "fsdp", "tensor"),
