@@ -3,10 +3,10 @@
 The computation is exact: no token is dropped, whatever the router chooses. The rows of all chosen
 token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
 
-On TPUs, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs and GPUs, XLA computes
-`ragged_dot` as if every expert computed every row (jax 0.10), with an array of all experts and rows.
-There, each group is padded to a multiple of a block size, and each block is multiplied with the
-weights of its only expert.
+The rows of each expert are padded to a multiple of a block size, and each block is multiplied with
+the weights of its only expert. `jax.lax.ragged_dot` would multiply all groups in one call. But XLA
+computes it as if every expert computed every row, with an array of all experts and rows (jax 0.10,
+programs for CPU, H200 and v5e).
 
 On a mesh, `mix_sharded_experts` distributes the experts over the mesh axis `expert`. Each device
 gathers the tokens of the devices that differ only in this axis, and computes its own experts.
@@ -31,9 +31,9 @@ from hfseq.nn.context import current_options, platform
 from hfseq.nn.layers import LowRankConfig
 from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
-# Minimum and maximum number of rows per block on CPUs and on GPUs. Small blocks waste little on
-# padding, and large ones multiply at a higher rate.
-_CPU_BLOCKS, _GPU_BLOCKS = (8, 128), (64, 512)
+# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks waste little
+# on padding, and large ones multiply at a higher rate.
+_CPU_BLOCKS, _ACCELERATOR_BLOCKS = (8, 128), (64, 512)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class ExpertRows:
 
     Attributes:
         expert: Number of the expert of each row, int32 `(rows,)`.
-        sizes: Number of rows of each expert, int32 `(experts,)`, for `jax.lax.ragged_dot`. `None`
-            if the rows are in blocks.
+        sizes: Number of rows of each expert, int32 `(experts,)`, for rows without blocks, which
+            `jax.lax.ragged_dot` multiplies. `None` if the rows are in blocks.
         block_expert: Number of the expert of each block, int32 `(blocks,)`. `None` if the rows are
             not in blocks.
     """
@@ -107,9 +107,6 @@ def mix_experts(
 
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
-
-    `jax.vmap` of this function does not work on TPUs, because `jax.lax.ragged_dot` does not support
-    all cases.
     """
     tokens, choices = expert_index.shape
     index = expert_index.reshape(-1).astype(jnp.int32)
@@ -120,19 +117,15 @@ def mix_experts(
     is_valid = index < num_experts
     expert = jnp.minimum(index, num_experts - 1)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
-    if platform() != "tpu":
-        size = _block_size(len(order), num_experts)
-        blocks = -(-len(order) // size) + num_experts
-        block_counts = -(-sizes // size)
-        block_ends = jnp.cumsum(block_counts)
-        row_numbers = (block_ends - block_counts)[expert] * size + rank - starts[expert]
-        block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
-        block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
-        num_rows = blocks * size
-        layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
-    else:
-        row_numbers, num_rows = rank, len(order)
-        layout = ExpertRows(expert[order], sizes=sizes)
+    size = _block_size(len(order), num_experts)
+    blocks = -(-len(order) // size) + num_experts
+    block_counts = -(-sizes // size)
+    block_ends = jnp.cumsum(block_counts)
+    row_numbers = (block_ends - block_counts)[expert] * size + rank - starts[expert]
+    block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
+    block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
+    num_rows = blocks * size
+    layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
     # The number of the pair in each row. Rows without a pair get the number after the last pair.
     pairs = jnp.full(num_rows, len(order), jnp.int32)
     pairs = pairs.at[jnp.where(is_valid, row_numbers, num_rows)].set(
@@ -149,7 +142,7 @@ def mix_experts(
 
 def _block_size(pairs: int, num_experts: int) -> int:
     """Returns the power of two closest to the mean number of rows per expert from below."""
-    size, maximum = _CPU_BLOCKS if platform() == "cpu" else _GPU_BLOCKS
+    size, maximum = _CPU_BLOCKS if platform() == "cpu" else _ACCELERATOR_BLOCKS
     while size < maximum and 2 * size * num_experts <= pairs:
         size *= 2
     return size

@@ -114,11 +114,11 @@ _LLAMA = {
 #: A small mixture of 16 experts, two of which process a token.
 _MIXTRAL = {
     "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 512,
     "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "num_local_experts": 16,
     "num_experts_per_tok": 2,
 }
