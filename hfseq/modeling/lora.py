@@ -847,10 +847,11 @@ def merge_adapters(
         heads = [(head, layers[0]) for head, layers in stacked.items() if path[: len(head)] == head]
         single = next(((*first, *path[len(head) :]) for head, first in heads), path)
         if (experts := adapted.get(single)) is not None and experts.expert_axes:
-            factors = (
-                flat[(*path[:-1], f"{path[-1]}{_EXPERT_ADAPTER}", n)] for n in ("lora_A", "lora_B")
+            lora_a, lora_b = (
+                np.asarray(flat[(*path[:-1], f"{path[-1]}{_EXPERT_ADAPTER}", name)])
+                for name in ("lora_A", "lora_B")
             )
-            base[path] = _merge_experts(np.asarray(leaf), *map(np.asarray, factors), experts)
+            base[path] = _merge_experts(np.asarray(leaf), lora_a, lora_b, experts)
             continue
         layer = adapted.get(single[:-1])
         if layer is None or path[-1] not in ("kernel", "embedding"):

@@ -276,19 +276,24 @@ def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Arra
     Returns:
         The scores and the numbers, `(batch, length, choices)` each, in descending order.
     """
-    mesh = current_options().mesh
-    if mesh is None or mesh.size == 1:
+
+    def choose(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
         best, index = lax.top_k(scores, choices)
         return best, index
+
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        return choose(scores)
     spec = _token_spec(mesh, scores)
     run = jax.shard_map(
-        lambda scores: tuple(lax.top_k(scores, choices)),
+        choose,
         mesh=mesh,
         in_specs=spec,
         out_specs=(spec, spec),
         check_vma=False,
     )
-    return run(scores)
+    best, index = run(scores)
+    return best, index
 
 
 #: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the

@@ -40,9 +40,12 @@ def built(family, head="ForCausalLM", **changes):
     first(
         [
             *((family, "ForCausalLM", CHECKS) for family in FAMILIES),
+            # The names of decoders differ between the families.
+            ("mixtral", "ForQuestionAnswering", ["torch_tree"]),
             *((family, head, None) for family in FAMILIES for head in heads(family)),
         ],
         *((family, "ForCausalLM", CHECKS) for family in FAMILIES),
+        ("mixtral", "ForQuestionAnswering", ["torch_tree"]),
     ),
 )
 def test_battery(family, head, checks):

@@ -18,6 +18,12 @@ from hfseq_plugins.decoder.modeling import (
 )
 
 
+class MixtralQuestionAnswering(QuestionAnswering):
+    """Extractive question answering, where the decoder has its usual name in checkpoints."""
+
+    decoder_name = "model"
+
+
 class FlaxMixtralPreTrainedModel(FlaxDecoderPreTrainedModel):
     """Base class of the Mixtral models."""
 
@@ -48,7 +54,7 @@ class FlaxMixtralForSequenceClassification(FlaxMixtralPreTrainedModel):
 class FlaxMixtralForQuestionAnswering(FlaxMixtralPreTrainedModel):
     """Mixtral for extractive question answering."""
 
-    module_class = QuestionAnswering
+    module_class = MixtralQuestionAnswering
 
 
 class FlaxMixtralForTokenClassification(FlaxMixtralPreTrainedModel):

@@ -16,6 +16,12 @@ from hfseq_plugins.decoder.modeling import (
 )
 
 
+class Qwen2MoeQuestionAnswering(QuestionAnswering):
+    """Extractive question answering, where the decoder has its usual name in checkpoints."""
+
+    decoder_name = "model"
+
+
 class FlaxQwen2MoePreTrainedModel(FlaxDecoderPreTrainedModel):
     """Base class of the Qwen2-MoE models."""
 
@@ -44,7 +50,7 @@ class FlaxQwen2MoeForSequenceClassification(FlaxQwen2MoePreTrainedModel):
 class FlaxQwen2MoeForQuestionAnswering(FlaxQwen2MoePreTrainedModel):
     """Qwen2-MoE for extractive question answering."""
 
-    module_class = QuestionAnswering
+    module_class = Qwen2MoeQuestionAnswering
 
 
 class FlaxQwen2MoeForTokenClassification(FlaxQwen2MoePreTrainedModel):
