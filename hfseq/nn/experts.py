@@ -31,8 +31,8 @@ from hfseq.nn.context import current_options, platform
 from hfseq.nn.layers import LowRankConfig
 from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
-# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks waste little
-# on padding, and large ones multiply at a higher rate.
+# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks waste
+# little on padding, and large ones multiply at a higher rate.
 _CPU_BLOCKS, _ACCELERATOR_BLOCKS = (8, 128), (64, 512)
 
 
