@@ -418,10 +418,10 @@ class WeightMap:
             cleaned[renamed] = name, tensor
         matched, used = {}, set()
         absent = []
-        whole = {} if native else self._joined_in(cleaned)
+        joined_names = {} if native else self._joined_in(cleaned)
         for slot in self.slots:
             keys = self._find(slot, cleaned, native)
-            if (key := whole.get(slot)) is not None:
+            if (key := joined_names.get(slot)) is not None:
                 original, tensor = cleaned[key]
                 used.add(key)
                 if keys:
@@ -482,13 +482,13 @@ class WeightMap:
         Returns:
             Maps each of these slots to the name of the tensor that contains its values.
         """
-        found = {}
+        names_by_slot = {}
         for slot in self.slots:
             if slot.part and slot.axes is None:
                 names = self._with_prefix(self.torch_name(slot.unstacked_path))
                 if (name := next((n for n in names if n in tensors), None)) is not None:
-                    found[slot] = name
-        return found
+                    names_by_slot[slot] = name
+        return names_by_slot
 
     def layer_shape(self, slot: Slot) -> tuple[int, ...]:
         """Returns the shape of the parameter of a slot without the axis of stacked layers."""

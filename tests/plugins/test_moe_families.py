@@ -277,12 +277,12 @@ def saved(model, folder):
 def test_both_layouts_of_files_are_read(family, tmp_path):
     pytest.importorskip("torch")
     model = built(family)
-    joined, stored = LAYOUTS[family]
+    joined_name, stored = LAYOUTS[family]
     theirs = torch_counterpart(model, tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "joined", save_original_format=False)
     theirs.save_pretrained(tmp_path / "original")
     names = load_file(tmp_path / "joined" / "model.safetensors").keys()
-    assert joined in names and stored not in names
+    assert joined_name in names and stored not in names
     originals = load_file(tmp_path / "original" / "model.safetensors")
     tensors, _ = saved(model, tmp_path / "saved")
     assert stored in tensors and tensors.keys() == originals.keys()
@@ -335,9 +335,9 @@ def test_files_of_all_experts_with_another_shape_are_refused(tmp_path):
     model = built("mixtral", num_hidden_layers=1)
     tensors, write = saved(model, tmp_path)
     join(tensors, "model.layers.0.block_sparse_moe")
-    joined = tensors["model.layers.0.mlp.experts.gate_up_proj"]
+    experts = tensors["model.layers.0.mlp.experts.gate_up_proj"]
     tensors = {name: t for name, t in tensors.items() if not re.search(r"\.w[13]\.", name)}
-    tensors["model.layers.0.mlp.experts.gate_up_proj"] = joined[:, :, 1:]
+    tensors["model.layers.0.mlp.experts.gate_up_proj"] = experts[:, :, 1:]
     write(tensors)
     message = r"mlp\.experts\.gate_up_proj: \(5, 96, 31\) in the file, \(5, 96, 32\)"
     with pytest.raises(WeightsError, match=message):

@@ -71,8 +71,8 @@ class Router(nn.Linear):
     """Linear layer that computes the scores of the experts in float32.
 
     Rounding the scores to half precision would change the choice of experts, so a precision recipe
-    does not change the data type. In PyTorch, routers are no linear layers, so adapters do not
-    apply to them.
+    does not change the data type. Adapters do not apply to routers, because PyTorch's routers are
+    not linear layers.
     """
 
     adaptable = False
@@ -262,8 +262,8 @@ class SparseBlock(nnx.Module):
         best_scores, index = nn.choose_experts(scores, self.choices)
         # The softmax over the chosen experts equals that over all experts, divided by the sum of
         # the chosen ones.
-        others = best_scores if self.normalize else scores
-        weights = jnp.exp(best_scores - jax.nn.logsumexp(others, axis=-1, keepdims=True))
+        summed_scores = best_scores if self.normalize else scores
+        weights = jnp.exp(best_scores - jax.nn.logsumexp(summed_scores, axis=-1, keepdims=True))
         output = self.experts(x, index, weights)
         if self.shared_expert is not None:
             gate = jax.nn.sigmoid(self.shared_expert_gate(x))
@@ -271,6 +271,6 @@ class SparseBlock(nnx.Module):
         if not self.collects or token_mask is None:
             return output, None
         tokens, probabilities = token_mask.astype(jnp.float32), jax.nn.softmax(scores)
-        chosen = jax.nn.one_hot(index, probabilities.shape[-1], dtype=jnp.float32).sum(2)
-        sums = (jnp.einsum("bl,ble->e", tokens, values) for values in (probabilities, chosen))
+        choices = jax.nn.one_hot(index, probabilities.shape[-1], dtype=jnp.float32).sum(2)
+        sums = (jnp.einsum("bl,ble->e", tokens, values) for values in (probabilities, choices))
         return output, RouterStatistics(*sums, tokens.sum())
