@@ -8,7 +8,7 @@ first layout.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class Router(nn.Linear):
     adaptable = False
 
     @property
-    def compute_dtype(self) -> DTypeLike:  # type: ignore[override]
+    def compute_dtype(self) -> DTypeLike:
         """The data type of the computation."""
         return jnp.float32
 
@@ -102,6 +102,8 @@ class Experts(nn.ExpertLayer):
     }
     #: The mesh axes that split the result of `split_halves`.
     half_axes: ClassVar[Axes] = ("expert", None, None, "tensor")
+    gate_up_proj: nnx.Param
+    down_proj: nnx.Param
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         options = family_options(config).experts
@@ -243,7 +245,8 @@ class SparseBlock(nnx.Module):
         setattr(self, self.router_name, router)
         self.experts = (ClampedExperts if options.clamped else Experts)(config, rngs)
         self.collects = bool(config.output_router_logits)
-        self.shared_expert, self.shared_expert_gate = nnx.data(None), nnx.data(None)
+        self.shared_expert: Any = nnx.data(None)
+        self.shared_expert_gate: Any = nnx.data(None)
         if options.shared_expert:
             width = config.hidden_size
             self.shared_expert = MLP(config, rngs, config.shared_expert_intermediate_size)
@@ -272,5 +275,5 @@ class SparseBlock(nnx.Module):
             return output, None
         tokens, probabilities = token_mask.astype(jnp.float32), jax.nn.softmax(scores)
         choices = jax.nn.one_hot(index, probabilities.shape[-1], dtype=jnp.float32).sum(2)
-        sums = (jnp.einsum("bl,ble->e", tokens, values) for values in (probabilities, choices))
-        return output, RouterStatistics(*sums, tokens.sum())
+        sums = [jnp.einsum("bl,ble->e", tokens, values) for values in (probabilities, choices)]
+        return output, RouterStatistics(sums[0], sums[1], tokens.sum())
