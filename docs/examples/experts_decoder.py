@@ -13,14 +13,11 @@ from hfseq import hookimpl, nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import JoinedTensor
 from hfseq_plugins.decoder.modeling import (
-    FAMILY_OPTIONS,
     CausalLM,
     Decoder,
     FlaxDecoderPreTrainedModel,
 )
 from hfseq_plugins.decoder.sharding import RULES
-
-FAMILY_OPTIONS["qwen3_moe"] = FAMILY_OPTIONS["qwen3"]
 
 
 class Experts(nnx.Module):
@@ -73,7 +70,7 @@ class SparseDecoder(Decoder):
         for number, layer in enumerate(self.layers):
             period = (number + 1) % config.decoder_sparse_step == 0
             if period and number not in config.mlp_only_layers:
-                layer.mlp = SparseBlock(config, rngs)
+                layer.mlp, layer.is_sparse = SparseBlock(config, rngs), False
 
 
 class SparseCausalLM(CausalLM):

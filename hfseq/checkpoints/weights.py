@@ -131,6 +131,7 @@ class JoinedTensor:
         names: Names of the stored tensors, such as ``"experts.{}.gate_proj.weight"``. Tensors whose
             names differ in the index ``{}`` are stacked along a new leading axis of the parameter.
             If there are several names, their tensors have equal sizes and are concatenated.
+            A file may also contain the parameter itself as one tensor, which is then read instead.
         axis: Axis of the stored tensors along which the tensors of several names are concatenated.
     """
 
@@ -195,6 +196,9 @@ class LoadReport:
             remedy of their `DerivedTensor`.
         unsupported_dtypes: Dtypes by name of tensors whose dtype is not supported for parameters.
         dtypes: Number of tensors by dtype.
+        incomplete: Names of missing tensors of joined parameters (`JoinedTensor`).
+        mixed_layouts: Pairs of names of a joined parameter and of one of the tensors that it
+            consists of, if a checkpoint contains both.
         suggestions: Maps a missing parameter to an unexpected tensor that may contain it. The
             tensor has the same shape, and its name is a different spelling of the expected name.
     """
@@ -211,6 +215,8 @@ class LoadReport:
     derived: dict[str, str | None] = dataclasses.field(default_factory=dict)
     unsupported_dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
+    incomplete: list[str] = dataclasses.field(default_factory=list)
+    mixed_layouts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     suggestions: dict[ParamPath, str] = dataclasses.field(default_factory=dict)
 
 
@@ -412,10 +418,31 @@ class WeightMap:
             cleaned[renamed] = name, tensor
         matched, used = {}, set()
         absent = []
+        joined_names = {} if native else self._joined_in(cleaned)
         for slot in self.slots:
             keys = self._find(slot, cleaned, native)
+            if (key := joined_names.get(slot)) is not None:
+                original, tensor = cleaned[key]
+                used.add(key)
+                if keys:
+                    used.add(keys[0])
+                    report.mixed_layouts.append((original, cleaned[keys[0]][0]))
+                shape = self.layer_shape(slot)
+                if tensor.shape != shape:
+                    if (mismatch := (original, tensor.shape, shape)) not in report.mismatched:
+                        report.mismatched.append(mismatch)
+                    report.missing.append(slot.path)
+                    report.reinitialized.add(slot.path)
+                    continue
+                if tensor.dtype not in FLOAT_DTYPES:
+                    report.unsupported_dtypes[original] = tensor.dtype
+                report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
+                matched[slot] = _part_of(tensor, slot.part)
+                continue
             if not keys:
                 report.missing.append(slot.path)
+                if slot.part and not native:
+                    report.incomplete.append(slot.name)
                 absent.append(slot)
                 continue
             original, tensor = cleaned[keys[0]]
@@ -446,12 +473,33 @@ class WeightMap:
                     report.suggestions.setdefault(slot.path, name)
         return matched, report
 
+    def _joined_in(self, tensors: Mapping[str, Any]) -> dict[Slot, str]:
+        """Returns the slots of joined parameters that a checkpoint stores as one tensor each.
+
+        Args:
+            tensors: The tensors of the checkpoint by name.
+
+        Returns:
+            Maps each of these slots to the name of the tensor that contains its values.
+        """
+        names_by_slot = {}
+        for slot in self.slots:
+            if slot.part and slot.axes is None:
+                names = self._with_prefix(self.torch_name(slot.unstacked_path))
+                if (name := next((n for n in names if n in tensors), None)) is not None:
+                    names_by_slot[slot] = name
+        return names_by_slot
+
+    def layer_shape(self, slot: Slot) -> tuple[int, ...]:
+        """Returns the shape of the parameter of a slot without the axis of stacked layers."""
+        return self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
+
     def torch_shape(self, slot: Slot) -> tuple[int, ...]:
         """Returns the shape of the PyTorch tensor of a slot."""
         return self._expected(slot, native=False)
 
     def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
-        shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
+        shape = self.layer_shape(slot)
         if native:
             return shape
         return _in_torch(np.broadcast_to(0, shape)[slot.part].shape, slot.axes)
@@ -607,6 +655,36 @@ class WeightMap:
         return joined
 
 
+def _part_of(tensor: Tensor, part: tuple[int | slice, ...]) -> Tensor:
+    """Returns a part of a tensor, which is read on demand.
+
+    Args:
+        tensor: The tensor.
+        part: The index of the part. Axes with an integer are removed.
+    """
+    padded = (*part, *[slice(None)] * (len(tensor.shape) - len(part)))
+    spans = [
+        entry if isinstance(entry, int) else range(size)[entry]
+        for entry, size in zip(padded, tensor.shape, strict=True)
+    ]
+    shape = tuple(len(span) for span in spans if not isinstance(span, int))
+
+    def read(index: Index) -> np.ndarray:
+        slices = iter(() if isinstance(index, EllipsisType) else index)
+        region = []
+        for span in spans:
+            if isinstance(span, int):
+                region.append(slice(span, span + 1))
+            else:
+                selected = span[next(slices, slice(None))]
+                region.append(slice(selected.start, selected.stop))
+        array = tensor.read(tuple(region))
+        sizes = [n for n, s in zip(array.shape, spans, strict=True) if not isinstance(s, int)]
+        return array.reshape(sizes)
+
+    return Tensor(shape, tensor.dtype, read)
+
+
 def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     if native or not slot.axes:
         return tensor.read(index)
@@ -713,13 +791,21 @@ def check_report(
         ignore_mismatched: Whether tensors with a different shape are allowed.
 
     Raises:
-        WeightsError: Tensors have conflicting values, an unsupported dtype or a different shape.
+        WeightsError: Tensors have conflicting values, an unsupported dtype or a different shape,
+            or parts of joined parameters are missing.
     """
     if report.conflicts:
         raise WeightsError(
             f"{source} contains different values for the same parameter of {class_name}:\n"
             + "\n".join(f"  {name} and {other}" for name, other in report.conflicts)
             + "\nRemove the wrong one of each pair"
+        )
+    if report.mixed_layouts:
+        pairs = [f"  {name} and {other}" for name, other in report.mixed_layouts[:3]]
+        raise WeightsError(
+            f"{source} contains both layouts of the same parameter of {class_name}:\n"
+            + "\n".join(pairs)
+            + f"\nRemove one of each of the {len(report.mixed_layouts)} pairs"
         )
     if report.unsupported_dtypes:
         unsupported = ", ".join(
@@ -728,6 +814,12 @@ def check_report(
         raise WeightsError(
             f"{source} contains tensors with dtypes that hfseq does not support: {unsupported} "
             f"(supported: {', '.join(FLOAT_DTYPES)}). Convert or dequantize the checkpoint first"
+        )
+    if report.incomplete and not report.mismatched:
+        raise WeightsError(
+            f"{source} lacks {len(report.incomplete)} tensors of {class_name} that are parts of "
+            f"larger parameters, such as {', '.join(report.incomplete[:3])}. Download or convert "
+            "the checkpoint again"
         )
     if not report.mismatched or ignore_mismatched:
         return

@@ -36,7 +36,7 @@ from hfseq.generation.options import (
 )
 from hfseq.generation.search import GenerativeModel
 from hfseq.nn.inputs import as_array
-from hfseq.nn.sharding import BATCH_AXES, data_shards, is_distributed
+from hfseq.nn.sharding import batch_axes, data_shards, is_distributed
 from hfseq.plugins.registry import target_name
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _fit_to_bucket(inputs: _ModelInputs, width: int, params: Any) -> _ModelInput
     if leaf is not None:
         mesh = leaf.sharding.mesh
         divides = inputs.prompt.shape[0] % data_shards(mesh) == 0
-        rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES if divides else None))
+        rows = NamedSharding(mesh, PartitionSpec(batch_axes(mesh) if divides else None))
         arrays = jax.tree.map(
             lambda array: jax.make_array_from_callback(
                 array.shape, rows, np.asarray(array).__getitem__

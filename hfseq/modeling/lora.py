@@ -24,6 +24,7 @@ from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.nn import trees
+from hfseq.nn.experts import ExpertLayer
 from hfseq.nn.layers import Conv1D, Embed, Linear, LowRankConfig
 
 logger = logging.getLogger("hfseq.modeling")
@@ -82,7 +83,6 @@ _UNSUPPORTED_FIELDS = (
     "layer_replication",
     "alora_invocation_tokens",
     "use_qalora",
-    "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
     "arrow_config",
@@ -105,6 +105,8 @@ class LoraConfig:
         target_modules: The layers to adapt. A list contains the ends of module names, such as
             ``"q_proj"``. A string is a regular expression that matches whole module names, or
             ``"all-linear"``. `None` selects the default of the model type.
+        target_parameters: Kernels of experts to adapt, as ends of parameter names such as
+            ``"mlp.experts.gate_up_proj"``.
         exclude_modules: Layers that are not adapted, as a list or a regular expression.
         modules_to_save: Modules that are trained and saved completely. If this includes a tied
             embedding matrix or the head that is tied to it, the two become separate parameters, as
@@ -146,8 +148,14 @@ class LoraConfig:
     base_model_name_or_path: str | None = None
     revision: str | None = None
     inference_mode: bool = False
+    target_parameters: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.target_parameters and self.lora_dropout:
+            raise UsageError(
+                f"lora_dropout={self.lora_dropout} must be 0 with target_parameters, as in PEFT: "
+                "adapters of experts have no dropout"
+            )
         if self.r < 1 or any(rank < 1 for rank in self.rank_pattern.values()):
             raise UsageError(
                 f"r={self.r}, rank_pattern={dict(self.rank_pattern)}: ranks must be >= 1"
@@ -209,6 +217,8 @@ class LoraConfig:
         fields |= {"peft_type": "LORA", "inference_mode": True, "fan_in_fan_out": conv1d}
         if not self.ensure_weight_tying:  # unknown to older versions of PEFT
             del fields["ensure_weight_tying"]
+        if not self.target_parameters:
+            del fields["target_parameters"]
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in sorted(fields.items())
@@ -312,6 +322,8 @@ def complete_config(config: LoraConfig, class_name: str, model_type: str) -> Lor
     if task is None and not config.inference_mode and not model_type.startswith(NO_EMBEDDINGS):
         task = TASK_TYPES.get(head[1] if head else "")
     targets = config.target_modules
+    if targets is None and config.target_parameters:
+        targets = ()
     if targets is None:
         if model_type not in DEFAULT_TARGET_MODULES:
             raise UsageError(
@@ -334,11 +346,14 @@ class AdaptedLayer(NamedTuple):
         lora: The settings of the adapter.
         linear: Whether it is a linear layer rather than an embedding.
         conv1d: Whether it is GPT-2's Conv1D, whose kernel is `(out_features, in_features)`.
+        expert_axes: The axes of a kernel of experts, in the letters of `numpy.einsum`: "eoi" or
+            "eio". Empty for other layers.
     """
 
     lora: LowRankConfig
     linear: bool
     conv1d: bool
+    expert_axes: str = ""
 
 
 def add_adapters(
@@ -369,7 +384,7 @@ def add_adapters(
     paths: dict[str, trees.Path] = {}
     stored_names: dict[str, str] = {}
     for keys, part in nnx.iter_graph(module):
-        if isinstance(part, (Linear, Embed)):
+        if isinstance(part, Embed) or (isinstance(part, Linear) and part.adaptable):
             path = tuple(map(str, keys))
             leaf = "kernel" if isinstance(part, Linear) else "embedding"
             stored_name = names.torch_name((*path, leaf)).rpartition(".")[0]
@@ -390,8 +405,9 @@ def add_adapters(
     target_modules = config.target_modules
     ends = [target_modules] if isinstance(target_modules, str) else list(target_modules or ())
     absent = [end for end in ends if not any(_matches((end,), name) for name in layers)]
+    adapted_experts = _add_expert_adapters(module, config, names, rngs)
     if (
-        not adapted_names
+        not (adapted_names or adapted_experts)
         or absent
         and not isinstance(target_modules, str)
         and not config.inference_mode
@@ -402,13 +418,48 @@ def add_adapters(
             "names of the linear layers and embeddings of this model end with "
             f"{', '.join(known_ends)}"
         )
-    adapted_layers = {}
+    adapted_layers = dict(adapted_experts)
     for name in adapted_names:
         layer, lora = layers[name], config.adapter_for(name)
         layer.add_lora(lora, rngs)
         is_linear, is_conv1d = isinstance(layer, Linear), isinstance(layer, Conv1D)
         adapted_layers[paths[name]] = AdaptedLayer(lora, is_linear, is_conv1d)
     return config, adapted_layers
+
+
+def _add_expert_adapters(
+    module: nnx.Module, config: LoraConfig, names: weights.WeightMap, rngs: nnx.Rngs
+) -> dict[trees.Path, AdaptedLayer]:
+    """Adds adapters to the kernels of experts in ``target_parameters``.
+
+    Returns:
+        The adapted kernels by the path of the parameter.
+
+    Raises:
+        UsageError: A target parameter does not exist.
+    """
+    targets = tuple(config.target_parameters or ())
+    kernels: dict[str, tuple[trees.Path, ExpertLayer, str]] = {}
+    for keys, part in nnx.iter_graph(module):
+        if isinstance(part, ExpertLayer):
+            for kernel in part.kernel_names:
+                path = (*map(str, keys), kernel)
+                kernels[names.module_name(names.torch_name(path))] = path, part, kernel
+    absent = [end for end in targets if not any(_matches((end,), name) for name in kernels)]
+    if absent:
+        ends = sorted({name.split(".", 3)[-1] for name in kernels})
+        raise UsageError(
+            f"target_parameters {', '.join(absent)}: no kernel of experts of this model matches. "
+            f"The names of these kernels end with {', '.join(ends) or 'nothing, it has no experts'}"
+        )
+    adapted = {}
+    for name, (path, part, kernel) in kernels.items():
+        if _matches(targets, name):
+            lora = config.adapter_for(name)
+            part.add_lora(kernel, lora, rngs)
+            axes = "eoi" if part.transposed else "eio"
+            adapted[path] = AdaptedLayer(lora, True, False, axes)
+    return adapted
 
 
 def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> LoraConfig:
@@ -612,7 +663,9 @@ def combine_tensors(
         UsageError: The checkpoint of the base model uses Flax names.
     """
     slots, adapter_tensors = {slot.name: slot for slot in names.slots}, {}
-    for name, tensor in _without_wrappers(adapter.open()).items():
+    expert_names = {peft: name for name, peft in _peft_expert_names(names).items()}
+    opened = {expert_names.get(name, name): tensor for name, tensor in adapter.open().items()}
+    for name, tensor in _without_wrappers(opened).items():
         resolved_name = names.resolve_name(name)
         slot, adapter_tensors[resolved_name] = slots.get(resolved_name), tensor
         if slot is not None and tensor.shape != (expected := names.torch_shape(slot)):
@@ -659,6 +712,33 @@ def combine_tensors(
     return {
         n: t for n, t in base_tensors.items() if names.tied_name(n) not in replaced
     } | adapter_tensors
+
+
+#: Suffix of the attribute with the adapter of a kernel of experts (`hfseq.nn.ExpertLayer`).
+_EXPERT_ADAPTER = "_adapter"
+
+
+def _peft_expert_names(names: weights.WeightMap) -> dict[str, str]:
+    """Maps the names of the adapters of experts to PEFT's names, without their common prefix.
+
+    PEFT wraps the module of the experts once per adapted kernel, so the names of the matrices
+    consist of the name of the module and the number of wrappers around the kernel's wrapper. The
+    first kernel is in the innermost wrapper.
+    """
+    modules: dict[str, dict[str, list[str]]] = {}
+    for slot in names.slots:
+        if len(slot.path) > 2 and slot.path[-2].endswith(_EXPERT_ADAPTER):
+            module = slot.name.rsplit(".", 2)[0]
+            kernel = slot.path[-2].removesuffix(_EXPERT_ADAPTER)
+            modules.setdefault(module, {}).setdefault(kernel, []).append(slot.name)
+    peft_names = {}
+    for module, kernels in modules.items():
+        order = sorted(kernels, key=ExpertLayer.kernel_names.index)
+        for depth, kernel in enumerate(reversed(order)):
+            for name in kernels[kernel]:
+                wrapped = names.module_name(module) + ".base_layer" * depth
+                peft_names[name] = f"{wrapped}.{name.rpartition('.')[2]}.weight"
+    return peft_names
 
 
 def _without_wrappers(tensors: Mapping[str, weights.Tensor]) -> dict[str, weights.Tensor]:
@@ -725,8 +805,11 @@ def write_adapter(
     from safetensors.numpy import save_file
 
     owners = {slot.name.split(".lora_")[0] for slot in names.slots if is_adapter(slot.path)}
+    expert_names = _peft_expert_names(names)
 
     def peft_name(name: str) -> str:
+        if name in expert_names:
+            return f"{_PREFIX}{expert_names[name]}"
         head, _, leaf = name.rpartition(".")
         inside = head in owners and not leaf.startswith("lora_")  # the bias of an adapted layer
         name = names.module_name(name)
@@ -763,6 +846,13 @@ def merge_adapters(
     for path, leaf in base.items():
         heads = [(head, layers[0]) for head, layers in stacked.items() if path[: len(head)] == head]
         single = next(((*first, *path[len(head) :]) for head, first in heads), path)
+        if (experts := adapted.get(single)) is not None and experts.expert_axes:
+            lora_a, lora_b = (
+                np.asarray(flat[(*path[:-1], f"{path[-1]}{_EXPERT_ADAPTER}", name)])
+                for name in ("lora_A", "lora_B")
+            )
+            base[path] = _merge_experts(np.asarray(leaf), lora_a, lora_b, experts)
+            continue
         layer = adapted.get(single[:-1])
         if layer is None or path[-1] not in ("kernel", "embedding"):
             continue
@@ -781,3 +871,18 @@ def merge_adapters(
         weight = np.asarray(leaf)
         base[path] = (weight.astype(np.float64) + layer.lora.scale * product).astype(weight.dtype)
     return base
+
+
+def _merge_experts(
+    kernel: np.ndarray, lora_a: np.ndarray, lora_b: np.ndarray, layer: AdaptedLayer
+) -> np.ndarray:
+    """Adds the adapters of all experts to their kernel.
+
+    All arrays may have a leading layer axis.
+    """
+    num_experts, rank = kernel.shape[-3], layer.lora.rank
+    lead = kernel.shape[:-3]
+    first = lora_a.astype(np.float64).reshape(*lead, num_experts, rank, -1)
+    second = lora_b.astype(np.float64).reshape(*lead, -1, rank, num_experts)
+    product = np.einsum(f"...ofe,...efi->...{layer.expert_axes}", second, first)
+    return (kernel.astype(np.float64) + layer.lora.scale * product).astype(kernel.dtype)

@@ -989,7 +989,8 @@ class FlaxPreTrainedModel(FlaxModel):
         flat, vocab_size = trees.flatten(params), self.vocab_size()
         for keys, part in nnx.iter_graph(nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))):
             path = (*map(str, keys), "kernel")
-            if isinstance(part, Linear) and path in flat and not lora.is_adapter(path):
+            is_linear = isinstance(part, Linear) and part.adaptable
+            if is_linear and path in flat and not lora.is_adapter(path):
                 if vocab_size not in part.kernel.shape:
                     flat[path] = quantize_kernel(flat[path], quantization, part.input_axis)
         return trees.unflatten(flat)

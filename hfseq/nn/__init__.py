@@ -10,7 +10,13 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
-from hfseq.nn.experts import ExpertRows, mix_experts
+from hfseq.nn.experts import (
+    ExpertLayer,
+    ExpertRows,
+    choose_experts,
+    mix_experts,
+    mix_sharded_experts,
+)
 from hfseq.nn.heads import LogitReduction, reduced_logits, vocabulary_logits
 from hfseq.nn.kv_cache import (
     CachedAttention,
@@ -70,6 +76,7 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embed",
+    "ExpertLayer",
     "ExpertRows",
     "GroupNorm",
     "Implementation",
@@ -88,6 +95,7 @@ __all__ = [
     "attend",
     "attention_mask",
     "batch_keys",
+    "choose_experts",
     "cross_attention_mask",
     "current_options",
     "defer_logits",
@@ -102,6 +110,7 @@ __all__ = [
     "make_keys",
     "map_logits",
     "mix_experts",
+    "mix_sharded_experts",
     "normal",
     "options",
     "positions_after_padding",

@@ -44,6 +44,7 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     dropout_rate: float = 0.0,
     rngs: Keys | None = None,
     head_mask: jax.Array | None = None,
@@ -63,7 +64,7 @@ def attend(
     for all of them. `mask` and `bias` have the batch size of `key`, and must be the same for all
     queries of a source.
 
-    The arguments `softcap`, `head_mask` and `return_weights` always select the explicit
+    The arguments `softcap`, `sinks`, `head_mask` and `return_weights` always select the explicit
     implementation.
 
     Args:
@@ -77,6 +78,8 @@ def attend(
         causal: Whether a query may only attend to keys at or before its position.
         scale: Factor of the scores. Default: `head_dim ** -0.5`.
         softcap: Limits scaled scores to this absolute value (Gemma 2).
+        sinks: One score per head, `(heads,)`, that takes part in the softmax and has no value
+            (gpt-oss).
         dropout_rate: Dropout rate of the attention weights.
         rngs: PRNG keys for dropout. `None` disables dropout.
         head_mask: Factors of the attention weights. They broadcast to
@@ -105,6 +108,7 @@ def attend(
             bias=bias,
             scale=scale,
             softcap=softcap,
+            sinks=sinks,
             dropout_rate=dropout_rate,
             rngs=rngs,
             head_mask=head_mask,
@@ -118,8 +122,11 @@ def attend(
     rate = 0.0 if rngs is None else dropout_rate
     scale, requested = softmax_scale(scale, query), current_options().attention
     sees_any = visible.sees_any(query.shape[1], key.shape[1])
-    if return_weights or head_mask is not None or softcap is not None or rate >= 1:
-        weights = attention_weights(query, key, visible, bias=bias, scale=scale, softcap=softcap)
+    special = head_mask is not None or softcap is not None or sinks is not None
+    if return_weights or special or rate >= 1:
+        weights = attention_weights(
+            query, key, visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
+        )
         if rate >= 1:
             weights = jnp.zeros_like(weights)
         elif rate > 0:

@@ -3,25 +3,37 @@
 The computation is exact: no token is dropped, even if the load is unbalanced. The rows of all
 chosen token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
 
-On accelerators, `jax.lax.ragged_dot` multiplies all groups in one call. On CPUs, where `ragged_dot`
-costs as much as if every expert computed every row, each group is padded to a multiple of a block
-size, and each block is multiplied with the weights of its only expert.
+The rows of each expert are padded to a multiple of a block size, and each block is multiplied with
+the weights of its only expert. `jax.lax.ragged_dot` would multiply all groups in one call. But XLA
+computes it as if every expert computed every row, with an array of all experts and rows (jax 0.10,
+programs for CPU, H200 and v5e).
+
+On a mesh, `mix_sharded_experts` distributes the experts over the mesh axis `expert`. Each device
+gathers the tokens of the devices that differ only in this axis, and computes its own experts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
-from hfseq.nn.context import platform
+from hfseq.errors import UsageError
+from hfseq.nn.context import current_options, platform
+from hfseq.nn.layers import LowRankConfig
+from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
-# Numbers of rows per block on CPUs. Small blocks waste little on padding, and large ones multiply
-# at a higher rate.
-_MIN_BLOCK, _MAX_BLOCK = 8, 128
+# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks waste
+# little on padding, and large ones multiply at a higher rate.
+_CPU_BLOCKS, _ACCELERATOR_BLOCKS = (8, 128), (64, 512)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,8 +42,8 @@ class ExpertRows:
 
     Attributes:
         expert: Number of the expert of each row, int32 `(rows,)`.
-        sizes: Number of rows of each expert, int32 `(experts,)`, for `jax.lax.ragged_dot`. `None`
-            if the rows are in blocks.
+        sizes: Number of rows of each expert, int32 `(experts,)`, for rows without blocks, which
+            `jax.lax.ragged_dot` multiplies. `None` if the rows are in blocks.
         block_expert: Number of the expert of each block, int32 `(blocks,)`. `None` if the rows are
             not in blocks.
     """
@@ -41,7 +53,12 @@ class ExpertRows:
     block_expert: jax.Array | None = None
 
     def product(
-        self, rows: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+        self,
+        rows: jax.Array,
+        kernel: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        transposed: bool = False,
     ) -> jax.Array:
         """Multiplies each row with the kernel of its expert.
 
@@ -49,15 +66,18 @@ class ExpertRows:
             rows: `(rows, inputs)`.
             kernel: `(experts, inputs, outputs)`.
             bias: Added to each row, `(experts, outputs)`.
+            transposed: Whether the shape of the kernel is `(experts, outputs, inputs)`, as in
+                PyTorch.
 
         Returns:
             `(rows, outputs)`.
         """
         if self.sizes is not None:
+            kernel = kernel.swapaxes(1, 2) if transposed else kernel
             outputs = lax.ragged_dot(rows, kernel, self.sizes)
         else:
             assert self.block_expert is not None
-            outputs = _blocked_product(rows, kernel, self.block_expert)
+            outputs = _blocked_product(rows, kernel, self.block_expert, transposed)
         return outputs if bias is None else outputs + bias[self.expert]
 
 
@@ -87,9 +107,6 @@ def mix_experts(
 
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
-
-    `jax.vmap` of this function is limited to CPUs, because `jax.lax.ragged_dot` does not support
-    all cases.
     """
     tokens, choices = expert_index.shape
     index = expert_index.reshape(-1).astype(jnp.int32)
@@ -100,19 +117,15 @@ def mix_experts(
     is_valid = index < num_experts
     expert = jnp.minimum(index, num_experts - 1)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
-    if platform() == "cpu":
-        size = _block_size(len(order), num_experts)
-        blocks = -(-len(order) // size) + num_experts
-        block_counts = -(-sizes // size)
-        block_ends = jnp.cumsum(block_counts)
-        row_numbers = (block_ends - block_counts)[expert] * size + rank - starts[expert]
-        block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
-        block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
-        num_rows = blocks * size
-        layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
-    else:
-        row_numbers, num_rows = rank, len(order)
-        layout = ExpertRows(expert[order], sizes=sizes)
+    size = _block_size(len(order), num_experts)
+    blocks = -(-len(order) // size) + num_experts
+    block_counts = -(-sizes // size)
+    block_ends = jnp.cumsum(block_counts)
+    row_numbers = (block_ends - block_counts)[expert] * size + rank - starts[expert]
+    block_expert = jnp.searchsorted(block_ends, jnp.arange(blocks), side="right")
+    block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
+    num_rows = blocks * size
+    layout = ExpertRows(jnp.repeat(block_expert, size), block_expert=block_expert)
     # The number of the pair in each row. Rows without a pair get the number after the last pair.
     pairs = jnp.full(num_rows, len(order), jnp.int32)
     pairs = pairs.at[jnp.where(is_valid, row_numbers, num_rows)].set(
@@ -129,8 +142,8 @@ def mix_experts(
 
 def _block_size(pairs: int, num_experts: int) -> int:
     """Returns the power of two closest to the mean number of rows per expert from below."""
-    size = _MIN_BLOCK
-    while size < _MAX_BLOCK and 2 * size * num_experts <= pairs:
+    size, maximum = _CPU_BLOCKS if platform() == "cpu" else _ACCELERATOR_BLOCKS
+    while size < maximum and 2 * size * num_experts <= pairs:
         size *= 2
     return size
 
@@ -191,28 +204,41 @@ def _gather_backward(pairs: jax.Array, gradient: jax.Array) -> tuple[jax.Array, 
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-@jax.custom_vjp
-def _blocked_product(rows: jax.Array, kernel: jax.Array, block_expert: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _blocked_product(
+    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array, transposed: bool
+) -> jax.Array:
     """Multiplies each block of rows with the kernel of its expert.
 
     Args:
         rows: `(blocks * block size, inputs)`.
-        kernel: `(experts, inputs, outputs)`.
+        kernel: `(experts, inputs, outputs)`, or `(experts, outputs, inputs)` if `transposed`.
         block_expert: Number of each block's expert, `(blocks,)`.
+        transposed: Whether the last two axes of the kernel are swapped.
     """
     blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
-    outputs = lax.map(lambda block: block[0] @ kernel[block[1]], (blocks, block_expert))
-    return outputs.reshape(-1, kernel.shape[-1])
+
+    def multiply(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, expert = block
+        return x @ _oriented(kernel[expert], transposed)
+
+    outputs = lax.map(multiply, (blocks, block_expert))
+    return outputs.reshape(-1, outputs.shape[-1])
+
+
+def _oriented(matrix: jax.Array, transposed: bool) -> jax.Array:
+    return matrix.T if transposed else matrix
 
 
 def _blocked_forward(
-    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array
+    rows: jax.Array, kernel: jax.Array, block_expert: jax.Array, transposed: bool
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _blocked_product(rows, kernel, block_expert), (rows, kernel, block_expert)
+    outputs = _blocked_product(rows, kernel, block_expert, transposed)
+    return outputs, (rows, kernel, block_expert)
 
 
 def _blocked_backward(
-    residuals: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
+    transposed: bool, residuals: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernel, block_expert = residuals
     blocks = rows.reshape(len(block_expert), -1, rows.shape[-1])
@@ -222,8 +248,9 @@ def _blocked_backward(
         carry: jax.Array, block: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         x, g, expert = block
-        update = jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
-        return carry.at[expert].add(update), g @ kernel[expert].T
+        left, right = (g, x) if transposed else (x, g)
+        update = jnp.matmul(left.T, right, preferred_element_type=jnp.float32)
+        return carry.at[expert].add(update), g @ _oriented(kernel[expert], not transposed)
 
     start = jnp.zeros(kernel.shape, jnp.float32)
     kernel_gradient, row_gradient = lax.scan(step, start, (blocks, gradients, block_expert))
@@ -231,3 +258,240 @@ def _blocked_backward(
 
 
 _blocked_product.defvjp(_blocked_forward, _blocked_backward)
+
+
+# -- experts on a mesh
+# ---------------------------------------------------------------------------------------
+
+
+def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the highest scores of each token and the numbers of their experts.
+
+    Each device computes this for its own tokens. XLA would gather the scores of all devices.
+
+    Args:
+        scores: `(batch, length, experts)`.
+        choices: Number of experts per token.
+
+    Returns:
+        The scores and the numbers, `(batch, length, choices)` each, in descending order.
+    """
+
+    def choose(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        best, index = lax.top_k(scores, choices)
+        return best, index
+
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        return choose(scores)
+    spec = _token_spec(mesh, scores)
+    run = jax.shard_map(
+        choose,
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=(spec, spec),
+        check_vma=False,
+    )
+    best, index = run(scores)
+    return best, index
+
+
+#: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the
+#: experts' arrays.
+ShardedExpertFunction = Callable[[jax.Array, ExpertRows, Mapping[str, jax.Array]], jax.Array]
+
+
+def mix_sharded_experts(
+    x: jax.Array,
+    expert_index: jax.Array,
+    expert_weights: jax.Array,
+    num_experts: int,
+    experts: ShardedExpertFunction,
+    arrays: Mapping[str, jax.Array],
+    axes: Mapping[str, Axes],
+) -> jax.Array:
+    """Computes `mix_experts` for a batch of sequences, on the mesh of the current options.
+
+    The mesh axis `expert` splits the experts and the batch. Each device gathers the tokens of its
+    `expert` axis, computes its own experts for them, and the sums of all devices are scattered
+    back. The result equals that of one device up to the order of the sums.
+
+    Args:
+        x: Hidden states, `(batch, length, features)`.
+        expert_index: Numbers of the experts of each token, `(batch, length, choices)`.
+        expert_weights: Weight of each choice, `(batch, length, choices)`.
+        num_experts: Number of experts.
+        experts: The experts' feed-forward layers, as in `mix_experts`. A third argument contains
+            the arrays of the experts of this device. If `tensor` splits an array, it must compute
+            this device's part of a sum over the axis `tensor`.
+        arrays: The parameters of the experts. The first axis of each array is the expert. They are
+            converted to the data type of `x`.
+        axes: The mesh axes that split each array. Arrays are gathered over `fsdp`.
+
+    Returns:
+        The outputs, `(batch, length, features)`, in the data type of `x`.
+
+    Raises:
+        UsageError: The axis `expert` does not divide the experts.
+    """
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        arrays = {name: jnp.asarray(array, x.dtype) for name, array in arrays.items()}
+        outputs = mix_experts(
+            x.reshape(-1, x.shape[-1]),
+            expert_index.reshape(-1, expert_index.shape[-1]),
+            expert_weights.reshape(-1, expert_weights.shape[-1]),
+            num_experts,
+            functools.partial(_with_arrays, experts, arrays),
+        )
+        return outputs.reshape(x.shape)
+    sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+    shards = sizes.get(EXPERT, 1)
+    if num_experts % shards:
+        raise UsageError(
+            f"--mesh expert={shards} does not divide the {num_experts} experts of the model"
+        )
+    used = {
+        name: tuple(entry if entry in sizes else None for entry in entries)
+        for name, entries in axes.items()
+    }
+    splits_tensor = any(TENSOR in entries for entries in used.values())
+    tokens = _token_spec(mesh, x)
+    splits_rows = EXPERT in (tokens[0] or ())
+
+    def compute(
+        x: jax.Array, index: jax.Array, weights: jax.Array, arrays: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        arrays = {
+            name: _gathered(array, used[name]).astype(x.dtype) for name, array in arrays.items()
+        }
+        if shards > 1:
+            if splits_rows:
+                x, index, weights = (
+                    lax.all_gather(part, EXPERT, tiled=True) for part in (x, index, weights)
+                )
+            count = num_experts // shards
+            index = index - lax.axis_index(EXPERT) * count
+            index = jnp.where((index >= 0) & (index < count), index, count)
+        outputs = mix_experts(
+            x.reshape(-1, x.shape[-1]),
+            index.reshape(-1, index.shape[-1]),
+            weights.reshape(-1, weights.shape[-1]),
+            num_experts // shards,
+            functools.partial(_with_arrays, experts, arrays),
+        ).reshape(x.shape)
+        if splits_tensor:
+            outputs = lax.psum(outputs, TENSOR)
+        if shards > 1 and not splits_rows:
+            return lax.psum(outputs, EXPERT)
+        return lax.psum_scatter(outputs, EXPERT, tiled=True) if shards > 1 else outputs
+
+    specs = {name: PartitionSpec(*entries) for name, entries in used.items()}
+    run = jax.shard_map(
+        compute,
+        mesh=mesh,
+        in_specs=(tokens, tokens, tokens, specs),
+        out_specs=tokens,
+        check_vma=False,
+    )
+    return run(x, expert_index, expert_weights, dict(arrays))
+
+
+def _with_arrays(
+    experts: ShardedExpertFunction,
+    arrays: Mapping[str, jax.Array],
+    rows: jax.Array,
+    layout: ExpertRows,
+) -> jax.Array:
+    return experts(rows, layout, arrays)
+
+
+def _token_spec(mesh: Mesh, x: jax.Array) -> PartitionSpec:
+    """Returns the mesh axes that split an array `(batch, length, features)`.
+
+    A dimension is not split if the mesh axes do not divide its length.
+    """
+
+    def entry(axes: tuple[str, ...], length: int) -> tuple[str, ...] | None:
+        present = tuple(axis for axis in axes if mesh.shape.get(axis, 1) > 1)
+        divides = length % math.prod(mesh.shape[axis] for axis in present) == 0
+        return present if present and divides else None
+
+    return PartitionSpec(entry(BATCH_AXES, x.shape[0]), entry((SEQUENCE,), x.shape[1]))
+
+
+def _gathered(array: jax.Array, axes: Axes) -> jax.Array:
+    """Gathers an array over `fsdp`, within `shard_map`."""
+    if FSDP not in axes:
+        return array
+    return lax.all_gather(array, FSDP, axis=axes.index(FSDP), tiled=True)
+
+
+def tensor_rank(mesh: Mesh | None) -> jax.Array | int:
+    """Returns the index of the device on the axis `tensor`, within `mix_sharded_experts`."""
+    return lax.axis_index(TENSOR) if mesh is not None and mesh.shape.get(TENSOR, 1) > 1 else 0
+
+
+# -- low-rank adapters
+# ---------------------------------------------------------------------------------------
+
+
+class ExpertAdapter(nnx.Module):
+    """Low-rank adapters of a kernel of all experts, with the layout of PEFT.
+
+    Args:
+        num_experts: Number of experts.
+        inputs: Number of input features.
+        outputs: Number of output features.
+        lora: Settings of the adapter.
+        rngs: Random keys for the initialization.
+
+    Attributes:
+        lora_A: `(experts * rank, inputs)`, with the rows of an expert next to each other.
+        lora_B: `(outputs, rank * experts)`, with the columns of a rank next to each other.
+    """
+
+    def __init__(
+        self, num_experts: int, inputs: int, outputs: int, lora: LowRankConfig, rngs: nnx.Rngs
+    ):
+        self.num_experts, self.lora = num_experts, lora
+        initial = lora.init(rngs.params(), (inputs, num_experts * lora.rank), jnp.float32)
+        self.lora_A = nnx.Param(initial.T)
+        self.lora_B = nnx.Param(jnp.zeros((outputs, lora.rank * num_experts)))
+
+    def factors(self) -> tuple[jax.Array, jax.Array]:
+        """Returns the factors of each expert.
+
+        Their shapes are `(experts, inputs, rank)` and `(experts, rank, outputs)`. The second factor
+        includes the scale of the adapter.
+        """
+        a, b = self.lora_A[...], self.lora_B[...]
+        first = a.reshape(self.num_experts, self.lora.rank, -1).swapaxes(1, 2)
+        second = b.reshape(-1, self.lora.rank, self.num_experts).transpose(2, 1, 0)
+        return first, self.lora.scale * second
+
+
+class ExpertLayer(nnx.Module):
+    """Base class of modules with the kernels of all experts of a layer.
+
+    A kernel is an `nnx.Param` with three axes, the first of which is the expert. Its adapter is the
+    attribute with the name of the kernel and `_adapter`.
+
+    Attributes:
+        kernel_names: Names of the kernels, in PyTorch's order.
+        transposed: Whether the shape of kernels is `(experts, outputs, inputs)`.
+    """
+
+    kernel_names: ClassVar[tuple[str, ...]] = ("gate_up_proj", "down_proj")
+    transposed: ClassVar[bool] = True
+
+    def add_lora(self, name: str, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
+        """Adds low-rank adapters to the kernel `name`."""
+        num_experts, *features = getattr(self, name).shape
+        inputs, outputs = features[::-1] if self.transposed else features
+        adapter = ExpertAdapter(num_experts, inputs, outputs, lora, rngs)
+        setattr(self, f"{name}_adapter", adapter)
+
+    def adapter(self, name: str) -> ExpertAdapter | None:
+        """Returns the adapter of the kernel `name`, or `None`."""
+        return getattr(self, f"{name}_adapter", None)

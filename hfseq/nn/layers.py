@@ -107,6 +107,8 @@ class Linear(nnx.Module):
     fused_projection: FusedProjection | None = None
     # The mesh axes that split each dimension of the kernel (hfseq.nn.sharding).
     weight_axes: sharding.Axes | None = None
+    # Whether adapters and quantization apply to layers of this class.
+    adaptable: ClassVar[bool] = True
     # The axis of the input features in `kernel`.
     input_axis: ClassVar[int] = 0
     # Set by `add_lora`.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 
 from hfseq.nn import context
 from hfseq.nn.heads import reduced_logits
+from hfseq.nn.sharding import data_shards
 
 #: Maximum number of logits of a chunk per shard of the batch: 64 MiB in float32.
 CHUNK_LOGITS = 2**24
@@ -122,7 +122,7 @@ def _chunk_count(logits: Sequence[DeferredLogits]) -> int:
     batch, length, _ = logits[0].shape
     width = max(part.shape[-1] for part in logits)
     mesh = logits[0].options.mesh
-    shards = 1 if mesh is None else math.prod(mesh.shape[name] for name in ("data", "fsdp"))
+    shards = 1 if mesh is None else data_shards(mesh)
     rows = -(-batch // shards)
     positions = max(1, CHUNK_LOGITS // (rows * width))
     return -(-length // min(positions, length))

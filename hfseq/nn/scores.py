@@ -40,6 +40,7 @@ def softmax_weights(
     mask: jax.Array | None,
     axis: int = -1,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Computes attention weights from the dot products of queries and keys.
 
@@ -53,6 +54,8 @@ def softmax_weights(
         mask: Boolean, True where a key is visible.
         axis: The axis of the keys.
         softcap: Limits scaled scores to this absolute value with a tanh.
+        sinks: Scores that take part in the softmax without a weight in the result. They broadcast
+            to `scores`, where the axis of the keys has the size 1.
 
     Returns:
         The weights, float32, of the shape of `scores`.
@@ -64,7 +67,10 @@ def softmax_weights(
         scores = scores + bias.astype(jnp.float32)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=axis)
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=axis)
+    total = jax.nn.logsumexp(scores, axis=axis, keepdims=True)
+    return jnp.exp(scores - jnp.logaddexp(total, sinks.astype(jnp.float32)))
 
 
 def attention_weights(
@@ -75,6 +81,7 @@ def attention_weights(
     bias: jax.Array | None = None,
     scale: float,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Computes attention weights in float32.
 
@@ -85,6 +92,7 @@ def attention_weights(
         bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
         scale: Factor of the scores.
         softcap: Limits scaled scores to this absolute value.
+        sinks: Attention sinks, `(heads,)`, or `None`.
 
     Returns:
         The weights, `(batch, heads, queries, keys)`, in the dtype of `query`.
@@ -95,7 +103,10 @@ def attention_weights(
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, queries, keys)
     mask = visible.array(queries, keys)
-    return softmax_weights(scores, scale, bias, mask, softcap=softcap).astype(query.dtype)
+    if sinks is not None:
+        sinks = sinks[:, None, None]
+    weights = softmax_weights(scores, scale, bias, mask, softcap=softcap, sinks=sinks)
+    return weights.astype(query.dtype)
 
 
 def mix_values(weights: jax.Array, value: jax.Array) -> jax.Array:

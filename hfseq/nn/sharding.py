@@ -16,6 +16,11 @@ raised. The tactics are:
 * `column_bias`: the bias of a `column` layer, split over both `tensor` and `fsdp`.
 * `heads`: a matrix with one column per attention head.
 * `channels`: the kernel of a two-dimensional convolution.
+* `expert_column`, `expert_row`: the kernels of all experts of a layer, one parameter with three
+  dimensions. `expert` splits the experts, and `tensor` splits the second (column) or third (row)
+  dimension.
+* `expert_column_bias`, `expert_bias`: the biases of all experts. `expert` splits the experts, and
+  `tensor` splits the second dimension of the former.
 * `vector`: normalization parameters and other biases.
 * `replicated`: a parameter that is not split.
 
@@ -45,10 +50,10 @@ from hfseq.nn.context import current_options
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-AXES = ("data", "fsdp", "tensor", "sequence")
-FSDP, TENSOR, SEQUENCE = AXES[1:]
+AXES = ("data", "fsdp", "expert", "tensor", "sequence")
+FSDP, EXPERT, TENSOR, SEQUENCE = AXES[1:]
 # The mesh axes that split the batch axis of inputs and activations.
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
 
 # The entry of a parameter tree with the weights of sentence-transformers' modules.
 SENTENCE_MODULES = "sentence_modules"
@@ -71,6 +76,10 @@ TACTICS: dict[str, Axes] = {
     "column_bias": (("tensor", "fsdp"),),
     "heads": (None, "tensor"),
     "channels": (None, None, None, "fsdp"),
+    "expert_column": ("expert", "tensor", "fsdp"),
+    "expert_row": ("expert", "fsdp", "tensor"),
+    "expert_column_bias": ("expert", "tensor"),
+    "expert_bias": ("expert",),
     "vector": ("fsdp",),
     "replicated": (),
 }
@@ -191,9 +200,14 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
     return sizes
 
 
+def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes of the mesh that split the batch axis of inputs and activations."""
+    return tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names)
+
+
 def data_shards(mesh: Mesh) -> int:
     """Returns the number of shards into which the mesh splits a batch."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return _num_shards(mesh, BATCH_AXES)
 
 
 Tree = TypeVar("Tree")
@@ -418,8 +432,8 @@ def batch_sharding(
 ) -> NamedSharding:
     """Returns the sharding of an input array.
 
-    The batch axis is split over the mesh axes `data` and `fsdp`, and the length axis over the mesh
-    axis `sequence`.
+    The batch axis is split over the mesh axes `data`, `fsdp` and `expert`, and the length axis over
+    the mesh axis `sequence`.
 
     Args:
         mesh: The mesh.
@@ -428,7 +442,7 @@ def batch_sharding(
         split_length: Whether to split the length axis, which follows the batch axis.
     """
     length = ("sequence",) if split_length and ndim > lead + 1 else ()
-    return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH_AXES, *length))
+    return NamedSharding(mesh, PartitionSpec(*(None,) * lead, batch_axes(mesh), *length))
 
 
 # -- arrays of several processes
@@ -633,7 +647,7 @@ def map_over_rows(
     mesh = current_options().mesh
     if mesh is None or mesh.size == 1 or x.shape[0] % _num_shards(mesh, BATCH_AXES):
         return function(x, weight)
-    rows = PartitionSpec(BATCH_AXES)
+    rows = PartitionSpec(batch_axes(mesh))
     run = jax.shard_map(
         function, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, check_vma=False
     )

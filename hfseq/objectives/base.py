@@ -814,6 +814,11 @@ def attention_inputs(
     return inputs | ({name: segment_ids} if model.accepts(name) else {})
 
 
+def has_router_loss(model: FlaxPreTrainedModel) -> bool:
+    """Returns whether the auxiliary loss of a model is the load-balancing loss of experts."""
+    return bool(getattr(model.config, "output_router_logits", False))
+
+
 #: Maximum number of tokens that a sample for the model card shows of a row.
 SAMPLE_LENGTH = 32
 

@@ -35,7 +35,7 @@ class Sharded(NamedTuple):
 
     def constrain(self, x: jax.Array, axis: int) -> jax.Array:
         """Splits an axis of an array over the devices."""
-        spec = PartitionSpec(*(None,) * axis, sharding.BATCH_AXES)
+        spec = PartitionSpec(*(None,) * axis, sharding.batch_axes(self.mesh))
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
 

@@ -86,7 +86,7 @@ class CausalLM(Objective):
             ids, key = jnp.zeros((1, 2), jnp.int32), jax.random.key(0)
             return model(ids, params=params, extra=extra, dropout_rng=key, train=True)[0]
 
-        if not model.statistics:
+        if not model.statistics and not base.has_router_loss(model):
             return
         output = jax.eval_shape(call, model.abstract_params, model.extra_shape_tree)
         if getattr(output, "auxiliary_loss", None) is not None:
@@ -152,7 +152,12 @@ class CausalLM(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the cross-entropy of the labels, plus the model's auxiliary loss in training."""
+        """Returns the cross-entropy of the labels, plus the model's auxiliary loss in training.
+
+        As in Transformers, the load-balancing loss of experts is added to the mean loss per label.
+        It is a product of means over the tokens of a micro-batch, so it depends on the number of
+        gradient accumulation steps.
+        """
         inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
         if self.uses_code_mask and "valid" in batch:
             inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
@@ -173,6 +178,10 @@ class CausalLM(Objective):
         loss_extra: LossExtra = {"extra": new_extra, "totals": {"correct": correct}}
         auxiliary_loss = getattr(output, "auxiliary_loss", None)
         if auxiliary_loss is not None:
+            if base.has_router_loss(model):
+                auxiliary_loss = (
+                    auxiliary_loss * count / jnp.maximum((batch["segment_ids"] > 0).sum(), 1)
+                )
             reported = {"loss": total, "auxiliary_loss": auxiliary_loss}
             loss_extra["totals"] |= jax.tree.map(jax.lax.stop_gradient, reported)
             total = total + auxiliary_loss

@@ -32,6 +32,7 @@ from hfseq.data.tables import FORMATS, read_table
 from hfseq.errors import UsageError, did_you_mean, first_line
 from hfseq.generation.request import bucket_length, text_width
 from hfseq.nn.cpu import rows_per_chunk
+from hfseq.nn.sharding import BATCH_AXES
 from hfseq.pipelines.lines import BadLine, open_input, read_lines, read_windows
 from hfseq.plugins.registry import auto_class_name
 
@@ -547,7 +548,7 @@ def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, An
     sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
         return inputs
-    axes = [name for name in ("data", "fsdp") if sharding.mesh.shape.get(name, 1) > 1]
+    axes = [name for name in BATCH_AXES if sharding.mesh.shape.get(name, 1) > 1]
     shards = int(np.prod([sharding.mesh.shape[name] for name in axes]))
     if not axes or len(next(iter(inputs.values()))) % shards:
         return inputs

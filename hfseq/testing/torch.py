@@ -305,7 +305,7 @@ def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
     """
     if "output_router_logits" not in inspect.signature(model.forward).parameters:
         return []
-    expected = model(**torch_inputs(case), output_router_logits=True).aux_loss
+    expected = model(**torch_inputs(case), output_router_logits=True).aux_loss.detach()
     tokens = float(case.inputs[SOURCE.mask].sum())
     factor = float(getattr(case.config, "router_aux_loss_coef", 1.0)) * tokens
     ours, theirs = float(case.outputs[AUXILIARY_LOSS]), factor * float(expected)

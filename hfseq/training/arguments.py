@@ -499,6 +499,11 @@ class ModelArguments(CheckedArguments):
         "Modules that get an adapter: suffixes of module names in PyTorch checkpoints, e.g. q_proj "
         "v_proj, or all-linear. Default: the modules that PEFT uses for the architecture.",
     )
+    lora_target_parameters: list[str] | None = option(
+        None,
+        "Kernels of experts that get adapters: suffixes of parameter names in PyTorch, e.g. "
+        "mlp.experts.gate_up_proj mlp.experts.down_proj. Requires --lora_dropout 0.",
+    )
     lora_modules_to_save: list[str] | None = option(
         None,
         "Modules that are trained in full, without an adapter, and saved together with the "
@@ -729,7 +734,7 @@ class TrainingArguments(CheckedArguments):
         "Required device type: cpu, gpu (or cuda) or tpu. The run fails if it is not available.",
     )
     mesh: str | None = option(
-        None, "Device mesh, e.g. data=2,fsdp=4. Axes: data, fsdp, tensor, sequence."
+        None, "Device mesh, e.g. data=2,fsdp=4. Axes: data, fsdp, expert, tensor, sequence."
     )
     sequence_parallel: bool = option(
         False,

@@ -218,7 +218,8 @@ def unexpected_all_gathers(
 
     - weights that are sharded over the mesh axis `fsdp`,
     - keys and values of attention, if sequences are sharded over the mesh axis `sequence`,
-    - hidden states along their length, if the model uses sequence parallelism.
+    - hidden states along their length, if the model uses sequence parallelism,
+    - the tokens of mixtures of experts over the mesh axis `expert`.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
     tensor_size = layout.mesh.shape["tensor"]
@@ -242,9 +243,15 @@ def unexpected_all_gathers(
         result_shapes = {_sorted_sizes(shape) for shape in collective.shapes}
         axes = set(collective.axes)
         if axes == {"fsdp"}:
-            return result_shapes <= fsdp_shapes
+            # The kernels of experts are gathered with a separate axis for gate and values.
+            kernels = {shape for shape in collective.shapes if len(shape) == 4}
+            others = {_sorted_sizes(shape) for shape in collective.shapes if shape not in kernels}
+            sizes = {math.prod(shape) for shape in fsdp_shapes}
+            return others <= fsdp_shapes and {math.prod(shape) for shape in kernels} <= sizes
         if axes == {"sequence"}:
             return True
+        if axes == {"expert"}:
+            return not result_shapes & weight_shapes
         return (
             axes <= sequence_axes
             and collective.dimension == 1

@@ -807,6 +807,7 @@ def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
         flags.lora_alpha,
         flags.lora_dropout,
         targets,
+        target_parameters=flags.lora_target_parameters,
         modules_to_save=flags.lora_modules_to_save,
         use_rslora=flags.use_rslora,
         base_model_name_or_path=flags.model_name_or_path,

@@ -161,7 +161,7 @@ class Carry:
         """Returns shardings that split the memory over devices like the rows of a batch."""
 
         def one(axis: int, _: jax.Array) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH_AXES))
+            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.batch_axes(mesh)))
 
         return self._map(one, tree)
 

@@ -41,8 +41,9 @@ def step_flops(
     A step takes 6 FLOPs per weight and token, and 12 L T d FLOPs per token for attention, where L
     is the number of layers, T the number of tokens per row, and d the hidden size. Embedding
     look-ups are not counted. The output head is counted for `head_tokens` only, as a matrix of
-    vocabulary size times d, whether or not it is tied to the embedding. Recomputation (remat) and
-    padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+    vocabulary size times d, whether or not it is tied to the embedding. Of the experts of a layer,
+    only those that process a token are counted. Recomputation (remat) and padding are not counted,
+    as usual for MFU (Chowdhery et al., 2022, appendix B).
 
     Args:
         params: The parameters, or their shapes.
@@ -55,11 +56,13 @@ def step_flops(
     """
     vocab = getattr(config, "vocab_size", 0)
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
-    kernels = sum(
-        leaf.size
-        for path, leaf in trees.flatten(params).items()
-        if path[-1] == "kernel" and vocab not in leaf.shape
-    )
+    choices = getattr(config, "num_experts_per_tok", 0)
+    kernels = 0.0
+    for path, leaf in trees.flatten(params).items():
+        if path[-1] == "kernel" and vocab not in leaf.shape:
+            kernels += leaf.size
+        elif "experts" in path[-2:-1] and path[-1].endswith("_proj"):
+            kernels += leaf.size * choices / leaf.shape[-3]
     if attention is None:
         attention = 12 * getattr(config, "num_hidden_layers", 0) * width * length
     return tokens * (6.0 * kernels + attention) + 6.0 * head_tokens * vocab * width

@@ -111,6 +111,17 @@ _LLAMA = {
     "num_key_value_heads": 8,
     "head_dim": 64,
 }
+#: A small mixture of 16 experts, two of which process a token.
+_MIXTRAL = {
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+}
 _WMT = "hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig"
 TRAINING_MODELS = {
     "roberta": ModelSpec("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
@@ -122,6 +133,8 @@ TRAINING_MODELS = {
                           mask_id=50284),
     "gpt2": ModelSpec("GPT-2 small", "GPT2Config", "ForCausalLM",
                     ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 4, 512),
+    "mixtral": ModelSpec("Mixtral, 4 layers", "MixtralConfig", "ForCausalLM",
+                         ("attention_dropout",), 2, 512, size=_MIXTRAL),
     # Span corruption yields 114 target tokens for an encoder input of 512 tokens.
     "t5": ModelSpec("T5-small", "T5Config", "ForSeq2SeqLM", ("dropout_rate",), 4, 512, 114,
                   size={"decoder_start_token_id": 0}),
@@ -853,6 +866,7 @@ TRAINING_SHAPES = (
     ("roberta", "RoBERTa-base", 512, 0, 2, 32),
     ("gpt2", "GPT-2 small", 512, 0, 2, 32),
     ("gpt2", "GPT-2 small", 1024, 0, 1, 16),
+    ("mixtral", "Mixtral, 4 layers", 512, 0, 2, 32),
     ("t5", "T5-small", 512, 114, 2, 64),
     ("bart", "BART-base", 256, 256, 2, 32),
     ("wmt", "WMT base", 64, 64, 16, 256),

@@ -205,6 +205,27 @@ FAMILIES = {
     "ernie4_5": Family(f"{_DECODER},head_dim=64", 1, ""),
     "seed_oss": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
     "helium": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
+    "mixtral": Family(
+        f"{_DECODER},head_dim=64,num_local_experts=8,sliding_window=128", 1, "attention_dropout",
+    ),
+    "qwen2_moe": Family(
+        f"{_DECODER},num_experts=8,num_experts_per_tok=2,moe_intermediate_size=320,"
+        "shared_expert_intermediate_size=448", 1, "attention_dropout",
+    ),
+    "qwen3_moe": Family(
+        f"{_DECODER},head_dim=64,num_experts=8,num_experts_per_tok=2,moe_intermediate_size=320",
+        1, "attention_dropout",
+    ),
+    "olmoe": Family(
+        f"{_DECODER},num_experts=8,num_experts_per_tok=2", 1, "attention_dropout",
+    ),
+    "granitemoe": Family(f"{_DECODER},num_local_experts=8", 1, "attention_dropout"),
+    "gpt_oss": Family(
+        f"{_DECODER},head_dim=64,num_local_experts=8,num_experts_per_tok=2,sliding_window=128",
+        1, "attention_dropout", flash=0, fused=0, splash=False,
+        because="no kernel supports sinks", squares="it is explicit",
+        singles={"h200, dropout": _EXPLICIT, "h200": _EXPLICIT},
+    ),
     "falcon": Family(
         "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,vocab_size=1024", 1, "",
     ),

@@ -198,7 +198,7 @@ def test_explicit_axes_and_unknown_axes_are_named(model):
     with pytest.raises(UsageError, match=r"input_ids is sharded .* explicit.*AxisType.Auto"):
         jax.jit(lambda ids: model(ids).logits)(ids)
     other = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
-    with pytest.raises(UsageError, match="axis 'model'.* data, fsdp, tensor, sequence"):
+    with pytest.raises(UsageError, match="axis 'model'.* data, fsdp, expert, tensor, sequence"):
         copy.copy(model).shard(other)
 
 

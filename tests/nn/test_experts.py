@@ -58,7 +58,7 @@ def reference(index, arrays, factors):
 
 @pytest.fixture(params=["cpu", "cuda"])
 def platform(request, monkeypatch):
-    """The mixture that is used on a platform. `jax.lax.ragged_dot` also runs on CPUs."""
+    """The mixture that is used on a platform, with the sizes of its blocks."""
     monkeypatch.setattr(experts_module, "platform", lambda: request.param)
 
 

@@ -175,6 +175,28 @@ class Adding:
         return SimpleNamespace(logits=logits, auxiliary_loss=added), extra
 
 
+class Balancing(Adding):
+    """A model with a load-balancing loss, 6 times the number of tokens that are not padding."""
+
+    config = SimpleNamespace(vocab_size=2, output_router_logits=True)
+    statistics = ()
+
+    def __call__(self, input_ids, train=False, extra=None, attention_mask=None, **inputs):
+        logits = jnp.zeros((*input_ids.shape, 2))
+        added = 6.0 * attention_mask.sum()
+        return SimpleNamespace(logits=logits, auxiliary_loss=added), extra
+
+
+def test_load_balancing_losses_are_added_to_the_mean_loss_per_label():
+    clm, model = objective(), Balancing()
+    batch = clm.collate(rows_of([[0, 1, 0], [1, 1]], 4), None, 1)
+    total, count, extra = clm.loss(model, {}, batch, None, True, extra={})
+    assert int(count) < int((batch["segment_ids"] > 0).sum())
+    assert float(total / count) == pytest.approx(math.log(2) + 6.0)
+    assert float(extra["totals"]["loss"] / count) == pytest.approx(math.log(2))
+    assert float(extra["totals"]["auxiliary_loss"] / count) == pytest.approx(6.0)
+
+
 def test_auxiliary_losses_are_minimized_and_reported():
     clm, model = objective(loss_per_position=True), Adding()
     clm.uses_code_mask = model.accepts("code_mask")

@@ -10,7 +10,7 @@ from hfseq.cli.plan.estimate import exchange_by_rules, wire_seconds
 from hfseq.cli.plan.run import abstract_mesh, build
 from hfseq.training.hardware import get_accelerator
 
-MESH = {"data": 8, "fsdp": 8, "tensor": 1, "sequence": 1}
+MESH = {"data": 8, "fsdp": 8, "expert": 1, "tensor": 1, "sequence": 1}
 
 
 def of_kind(collectives, kind, *axes):

@@ -8,10 +8,12 @@ from hfseq import plugins
 from hfseq.checkpoints.weights import torch_axes
 from hfseq.nn import trees
 from tests.plugins.test_decoder_families import FAMILIES as DECODERS
+from tests.plugins.test_moe_families import FAMILIES as EXPERTS
 from tests.support.tiers import heads
 
 NAMES = (
     *DECODERS,
+    *EXPERTS,
     *("m2m_100", "dinov3_vit", "hubert", "wavlm", "mamba2", "falcon_mamba"),
     *("siglip", "siglip_text_model", "siglip_vision_model"),
     *("siglip2", "siglip2_text_model", "siglip2_vision_model"),

@@ -470,6 +470,66 @@ seed_oss_config = _tiny(
     attention_out_bias=True,
     residual_dropout=0.2,
 )
+#: Options of mixtures of experts.
+_EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.3,
+}
+_LOCAL_EXPERTS = {
+    ("num_local_experts" if name == "num_experts" else name): value
+    for name, value in _EXPERTS.items()
+}
+mixtral_config = _tiny("MixtralConfig", **_ROW, **_LOCAL_EXPERTS, head_dim=12, sliding_window=5)
+qwen2_moe_config = _tiny(
+    "Qwen2MoeConfig",
+    **_ROW | _EXPERTS | _QWEN_WINDOWS,
+    moe_intermediate_size=24,
+    shared_expert_intermediate_size=20,
+    mlp_only_layers=[1],
+    norm_topk_prob=False,
+)
+qwen3_moe_config = _tiny(
+    "Qwen3MoeConfig",
+    **_ROW | _EXPERTS | _BIASES | {"num_hidden_layers": 3},
+    head_dim=12,
+    moe_intermediate_size=24,
+    use_sliding_window=True,
+    sliding_window=5,
+    decoder_sparse_step=2,
+    norm_topk_prob=True,
+)
+olmoe_config = _tiny("OlmoeConfig", **_ROW | _EXPERTS | _BIASES, clip_qkv=0.3)
+granitemoe_config = _tiny(
+    "GraniteMoeConfig",
+    **_ROW | _LOCAL_EXPERTS | _BIASES,
+    embedding_multiplier=3.0,
+    residual_multiplier=0.5,
+    attention_multiplier=0.4,
+    logits_scaling=0.5,
+)
+_GPT_OSS = {name: value for name, value in _ROW.items() if name != "hidden_act"}
+gpt_oss_config = _tiny(
+    "GptOssConfig",
+    **_GPT_OSS
+    | _LOCAL_EXPERTS
+    | {
+        "num_hidden_layers": 4,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 100.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 10,
+        },
+    },
+    head_dim=12,
+    sliding_window=5,
+    attention_dropout=0.1,
+    swiglu_limit=1.5,
+    swiglu_alpha=1.2,
+)
 _SIGLIP = {
     "hidden_size": 32,
     "intermediate_size": 48,

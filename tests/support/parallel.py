@@ -77,6 +77,28 @@ SIZES: dict[str, dict[str, Any]] = {
         },
     ),
     "falcon": {**_ENCODER, "num_kv_heads": 8},
+    **dict.fromkeys(
+        ("mixtral", "granitemoe"),
+        {**_ENCODER, "num_key_value_heads": 8, "num_local_experts": 8},
+    ),
+    **dict.fromkeys(
+        ("qwen3_moe", "olmoe"),
+        {**_ENCODER, "num_key_value_heads": 8, "num_experts": 8, "decoder_sparse_step": 1},
+    ),
+    "qwen2_moe": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 2,
+        "max_window_layers": 1,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 24,
+    },
+    "gpt_oss": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 2,
+        "num_local_experts": 8,
+    },
     "helium": {**_ENCODER, "num_key_value_heads": 8, "head_dim": 4},
     **dict.fromkeys(
         (

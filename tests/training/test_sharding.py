@@ -24,7 +24,13 @@ def layout(mesh: str, vocab_size: int = 10, stacked=()) -> Layout:
 
 def test_without_a_layout_all_devices_share_the_data():
     mesh = make_mesh(None)
-    assert dict(mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1, "sequence": 1}
+    assert dict(mesh.shape) == {
+        "data": 8,
+        "fsdp": 1,
+        "expert": 1,
+        "tensor": 1,
+        "sequence": 1,
+    }
     assert data_shards(make_mesh("data=2,fsdp=2,tensor=2")) == 4
 
 

@@ -20,6 +20,14 @@ def test_step_flops_counts_weights_attention_and_the_tied_head():
     assert flops == 64 * (6 * 8 * 16 + 12 * 2 * 8 * 32) + 6 * 10 * 100 * 8
 
 
+def test_step_flops_count_the_experts_that_process_a_token():
+    experts = {"gate_up_proj": np.zeros((4, 10, 8)), "down_proj": np.zeros((4, 8, 5))}
+    params = {"mlp": {"gate": {"kernel": np.zeros((8, 4))}, "experts": experts}}
+    config = types.SimpleNamespace(vocab_size=100, hidden_size=8, num_experts_per_tok=2)
+    flops = throughput.step_flops(params, config, tokens=64, length=32, head_tokens=0)
+    assert flops == 64 * 6 * (8 * 4 + 2 * (10 * 8 + 8 * 5))
+
+
 def test_an_encoder_decoder_s_flops_are_those_of_its_two_sides():
     params = {
         "encoder": {"dense": {"kernel": np.zeros((8, 16))}},

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from hfseq.nn.dispatch import AttentionCall, AttentionSpec
-from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
+from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR, batch_axes
 
 TYPES = ("float16", "bfloat16", "float32")
 
@@ -130,7 +130,7 @@ def flash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Arra
             rows = rows._replace(seeds=rows.seeds.at[:, 2].set(offset))
         return flash_tiles.attention(form, query, key, value, rows)
 
-    batch = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
+    batch = batch_axes(mesh) or None
     heads_spec = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
     rows_spec = PartitionSpec(batch)
     bias_spec = None

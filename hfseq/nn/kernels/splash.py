@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from hfseq.nn.dispatch import AttentionCall, AttentionSpec
-from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
+from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR, batch_axes
 from hfseq.nn.visible import HIDDEN_SEGMENT, Visibility
 
 #: Lengths are padded to multiples of this number. Padding gets a segment number that no token has.
@@ -100,7 +100,7 @@ def splash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Arr
 
     if mesh is None or mesh.size == 1:
         return attend_local(query, key, value, ids)
-    rows = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
+    rows = batch_axes(mesh) or None
     heads_spec = PartitionSpec(rows, None, TENSOR if TENSOR in mesh.axis_names else None)
     specs = (heads_spec, heads_spec, heads_spec, PartitionSpec(rows))
     run = jax.shard_map(

@@ -8,7 +8,7 @@ differences between the families are described in `hfseq_plugins.decoder.options
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import jax
@@ -25,6 +25,8 @@ from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
 from hfseq_plugins.common import num_labels
+from hfseq_plugins.decoder.experts import RouterStatistics, SparseBlock, load_balancing_loss
+from hfseq_plugins.decoder.mlp import feed_forward, linear
 from hfseq_plugins.decoder.options import (
     FAMILY_OPTIONS,
     FULL,
@@ -38,17 +40,10 @@ from hfseq_plugins.decoder.options import (
     layer_types,
     rotary_layers,
     rotary_size,
+    sparse_layers,
 )
 
 __all__ = ["FAMILY_OPTIONS", "FamilyOptions", "family_options"]
-
-
-def linear(
-    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
-) -> nn.Linear:
-    """Returns a linear layer with the initialization of the configuration."""
-    init = nn.normal(config.initializer_range)
-    return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
 
 def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm | nn.LayerNorm:
@@ -131,6 +126,10 @@ class Attention(nn.CachedAttention):
         if options.multipliers:
             self.scale = config.attention_multiplier
         self.softcap = config.attn_logit_softcapping if options.softcap else None
+        self.sinks = nnx.data(None)
+        if options.sinks:
+            init = nn.normal(config.initializer_range)
+            self.sinks = nnx.Param(init(rngs.params(), (self.heads,), jnp.float32))
         self.limit = config.clip_qkv if options.clip_qkv else None
         self.interleaved, self.output_name = options.interleaved, options.output_name
         self.add_projections(config, rngs, is_enabled(config, options.qkv_bias))
@@ -172,12 +171,12 @@ class Attention(nn.CachedAttention):
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = self.project(x)
+        if self.norms_all_heads:
+            query, key = self.normalize(query, key)
         if self.limit is not None:
             query, key, value = (
                 jnp.clip(states, -self.limit, self.limit) for states in (query, key, value)
             )
-        if self.norms_all_heads:
-            query, key = self.normalize(query, key)
         shape, causal = (*x.shape[:2], -1, self.head_dim), False
         query, key, value = query.reshape(shape), key.reshape(shape), value.reshape(shape)
         if not self.norms_all_heads:
@@ -195,6 +194,7 @@ class Attention(nn.CachedAttention):
             causal=causal,
             scale=self.scale,
             softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks[...],
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
@@ -235,63 +235,6 @@ class FusedAttention(Attention):
         return query, key, value
 
 
-class MLP(nnx.Module):
-    """Gated feed-forward block (Shazeer, 2020)."""
-
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        width, inner = config.hidden_size, config.intermediate_size
-        bias = is_enabled(config, family_options(config).mlp_bias)
-        self.gate_proj = linear(config, width, inner, rngs, bias)
-        self.up_proj = linear(config, width, inner, rngs, bias)
-        self.down_proj = linear(config, inner, width, rngs, bias)
-        # A config.json may contain both names. Each family reads the name that its configuration
-        # class defines.
-        own_name = hasattr(type(config), "hidden_activation")
-        name = "hidden_activation" if own_name else "hidden_act"
-        self.act = nn.activation(getattr(config, name))
-
-    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
-class FusedMLP(nnx.Module):
-    """Gated feed-forward block with one projection for the gate and the gated features."""
-
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = linear(config, width, 2 * inner, rngs, bias=False)
-        self.down_proj = linear(config, inner, width, rngs, bias=False)
-        self.act = nn.activation(config.hidden_act)
-
-    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
-        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
-        return self.down_proj(self.act(gate) * up)
-
-
-class UngatedMLP(nnx.Module):
-    """Feed-forward block without a gate. The family defines the names of its two projections."""
-
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        options = family_options(config)
-        self.names, bias = options.mlp_names, is_enabled(config, options.mlp_bias)
-        sizes = config.hidden_size, config.intermediate_size
-        setattr(self, self.names[0], linear(config, *sizes, rngs, bias))
-        setattr(self, self.names[1], linear(config, *sizes[::-1], rngs, bias))
-        self.act = nn.activation(config.hidden_act)
-
-    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
-        inputs, outputs = (getattr(self, name) for name in self.names)
-        return outputs(self.act(inputs(x)))
-
-
-def feed_forward(config: PreTrainedConfig, rngs: nnx.Rngs) -> MLP | FusedMLP | UngatedMLP:
-    """Returns the feed-forward block of a layer."""
-    options = family_options(config)
-    if options.mlp_names:
-        return UngatedMLP(config, rngs)
-    return FusedMLP(config, rngs) if options.fused_mlp else MLP(config, rngs)
-
-
 class Layer(nnx.Module):
     """Attention and feed-forward block with their norms, see `NormNames`.
 
@@ -301,10 +244,16 @@ class Layer(nnx.Module):
         attention_type: `full_attention` or `sliding_attention`.
         use_rotary: Whether the layer uses rotary embeddings. Without them, the layer uses no
             position information.
+        is_sparse: Whether the feed-forward block is a mixture of experts.
     """
 
     def __init__(
-        self, config: PreTrainedConfig, rngs: nnx.Rngs, attention_type: str, use_rotary: bool
+        self,
+        config: PreTrainedConfig,
+        rngs: nnx.Rngs,
+        attention_type: str,
+        use_rotary: bool,
+        is_sparse: bool,
     ):
         options = family_options(config)
         self.attention_type, self.use_rotary = attention_type, use_rotary
@@ -318,7 +267,10 @@ class Layer(nnx.Module):
         self.attention_name = options.attention_name
         attention = (FusedAttention if options.fused_qkv else Attention)(config, rngs)
         setattr(self, self.attention_name, attention)
-        self.mlp = feed_forward(config, rngs)
+        self.is_sparse = is_sparse
+        self.mlp_name = options.experts.block_name if options.experts else "mlp"
+        block = SparseBlock(config, rngs) if is_sparse else feed_forward(config, rngs)
+        setattr(self, self.mlp_name, block)
         self.dropouts = tuple(
             dropout_rate(config, name)
             for name in (options.attention_output_dropout, options.mlp_dropout)
@@ -333,7 +285,8 @@ class Layer(nnx.Module):
         *,
         rngs: Keys | None,
         return_weights: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        token_mask: jax.Array | None = None,  # (batch, length)
+    ) -> tuple[jax.Array, tuple[jax.Array | None, RouterStatistics | None]]:
         before_attention, after_attention, before_mlp, after_mlp = (
             getattr(self, name) if name else lambda x: x for name in self.norm_names
         )
@@ -350,8 +303,13 @@ class Layer(nnx.Module):
         x = self.add(x, attn_output)
         if not self.shared_norm:
             normed = before_mlp(residual if self.parallel else x)
-        output = self.mlp(normed)
-        return self.add(x, nn.dropout(after_mlp(output), mlp_dropout, rngs)), weights
+        statistics, block = None, getattr(self, self.mlp_name)
+        if self.is_sparse:
+            output, statistics = block(normed, token_mask, rngs)
+        else:
+            output = block(normed)
+        x = self.add(x, nn.dropout(after_mlp(output), mlp_dropout, rngs))
+        return x, (weights, statistics)
 
     def add(self, x: jax.Array, branch: jax.Array) -> jax.Array:
         """Adds the output of a block to the residual."""
@@ -379,15 +337,18 @@ class Decoder(nnx.Module):
         if options.multipliers:
             self.embedding_scale = config.embedding_multiplier
         self.embedding_dropout = dropout_rate(config, options.embedding_dropout)
+        self.auxiliary_factor = 0.0
+        if options.experts is not None and config.output_router_logits:
+            self.auxiliary_factor = config.router_aux_loss_coef
         init = nn.normal(config.initializer_range)
         self.embeddings_name = options.embeddings_name
         embeddings = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
         setattr(self, self.embeddings_name, embeddings)
         self.layers = nn.Layers(
             [
-                Layer(config, rngs, attention_type, enabled)
-                for attention_type, enabled in zip(
-                    attention_types, rotary_layers(config), strict=False
+                Layer(config, rngs, *properties)
+                for properties in zip(
+                    attention_types, rotary_layers(config), sparse_layers(config), strict=False
                 )
             ]
         )
@@ -427,7 +388,7 @@ class Decoder(nnx.Module):
             scaled = x * jnp.asarray(self.embedding_scale, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
         x = nn.dropout(x, self.embedding_dropout, rngs)
-        x, attentions, layer_inputs = nn.run_layers(
+        x, layer_results, layer_inputs = nn.run_layers(
             self.layers,
             x,
             {
@@ -438,13 +399,40 @@ class Decoder(nnx.Module):
             rngs=rngs,
             collect=output_hidden_states,
             return_weights=output_attentions,
+            token_mask=self.token_mask(input_ids, attention_mask, segment_ids),
         )
+        attentions, statistics = zip(*layer_results, strict=True)
         x = getattr(self, self.final_norm_name)(x)
-        return out.FlaxBaseModelOutputWithPast(
+        auxiliary_loss = self.auxiliary_loss([entry for entry in statistics if entry is not None])
+        return out.FlaxBaseModelOutputWithPastAndLoss(
             last_hidden_state=x,
             hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
             attentions=attentions if output_attentions else None,
+            auxiliary_loss=auxiliary_loss,
         )
+
+    def token_mask(
+        self, input_ids: jax.Array, attention_mask: jax.Array | None, segment_ids: jax.Array | None
+    ) -> jax.Array | None:
+        """Returns which positions contain tokens, `(batch, length)`.
+
+        The result is `None` if the model has no auxiliary loss, or if the mask describes a cache.
+        """
+        if not self.auxiliary_factor:
+            return None
+        is_token = jnp.ones(input_ids.shape, bool)
+        for mask in (attention_mask, segment_ids):
+            if mask is not None and mask.shape != input_ids.shape:
+                return None
+            is_token = is_token if mask is None else is_token & (mask != 0)
+        return is_token
+
+    def auxiliary_loss(self, statistics: Sequence[RouterStatistics]) -> jax.Array | None:
+        """Returns the load-balancing loss of the experts, multiplied by the number of tokens."""
+        if not statistics:
+            return None
+        loss = load_balancing_loss(statistics)
+        return self.auxiliary_factor * loss * statistics[0].tokens
 
 
 class Head(nnx.Module):
@@ -487,10 +475,11 @@ class CausalLM(Head):
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the decoder. Returns logits, `(batch, length, vocab_size)`."""
         output = self.decoder(*args, **kwargs)
-        return out.FlaxCausalLMOutputWithCrossAttentions(
+        return out.FlaxCausalLMOutputWithPast(
             logits=nn.vocabulary_logits(self.logits, output.last_hidden_state),
             hidden_states=output.hidden_states,
             attentions=output.attentions,
+            auxiliary_loss=getattr(output, "auxiliary_loss", None),
         )
 
     def logits(self, x: jax.Array) -> jax.Array:

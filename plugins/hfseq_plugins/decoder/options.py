@@ -34,6 +34,31 @@ class NormNames:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpertOptions:
+    """Properties of the mixtures of experts of a family.
+
+    Attributes:
+        block_name: Name of the block with the router and the experts in checkpoints.
+        router_name: Name of the router.
+        router_bias: Whether the router has a bias.
+        normalize: Whether the weights of the chosen experts are divided by their sum, or the
+            attribute of the configuration with this value.
+        inner_size: Attribute of the configuration with the number of inner features of an expert.
+        shared_expert: Whether another expert processes all tokens. Its output is multiplied by a
+            sigmoid.
+        clamped: Whether the experts have biases, the layout and the activation function of gpt-oss.
+    """
+
+    block_name: str = "mlp"
+    router_name: str = "gate"
+    router_bias: bool = False
+    normalize: bool | str = True
+    inner_size: str = "intermediate_size"
+    shared_expert: bool = False
+    clamped: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class FamilyOptions:
     """Differences between a family and Llama that are not options of the configuration.
 
@@ -93,6 +118,9 @@ class FamilyOptions:
         embedding_dropout: Attribute with the dropout rate of the embeddings, or `""`.
         attention_output_dropout: Attribute with the dropout rate of the output of attention.
         mlp_dropout: Attribute with the dropout rate of the output of the feed-forward block.
+        sinks: Whether each head has an attention sink, a trained score that takes part in the
+            softmax and has no value.
+        experts: Properties of mixtures of experts, or `None` for a family without them.
     """
 
     causal: bool = True
@@ -131,6 +159,8 @@ class FamilyOptions:
     embedding_dropout: str = ""
     attention_output_dropout: str = ""
     mlp_dropout: str = ""
+    sinks: bool = False
+    experts: ExpertOptions | None = None
 
 
 _LLAMA = FamilyOptions(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
@@ -169,6 +199,8 @@ _COHERE = FamilyOptions(
     parallel=True,
     logit_scale=True,
 )
+
+_QWEN_EXPERTS = ExpertOptions(normalize="norm_topk_prob", inner_size="moe_intermediate_size")
 
 #: The options of each family, by model type.
 FAMILY_OPTIONS = {
@@ -291,6 +323,31 @@ FAMILY_OPTIONS = {
     "helium": FamilyOptions(
         qkv_bias="attention_bias", square_output=True, mlp_bias="mlp_bias", interleaved=True
     ),
+    "mixtral": dataclasses.replace(_MISTRAL, experts=ExpertOptions(block_name="block_sparse_moe")),
+    "qwen2_moe": FamilyOptions(
+        qkv_bias="qkv_bias", experts=dataclasses.replace(_QWEN_EXPERTS, shared_expert=True)
+    ),
+    "qwen3_moe": dataclasses.replace(_QWEN3, sliding_window=True, experts=_QWEN_EXPERTS),
+    "olmoe": FamilyOptions(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        clip_qkv=True,
+        qk_norm="rms_all_heads",
+        experts=ExpertOptions(normalize="norm_topk_prob"),
+    ),
+    "granitemoe": FamilyOptions(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        multipliers=True,
+        experts=ExpertOptions(block_name="block_sparse_moe", router_name="router"),
+    ),
+    "gpt_oss": FamilyOptions(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        window_required=True,
+        sinks=True,
+        experts=ExpertOptions(router_name="router", router_bias=True, clamped=True),
+    ),
 }
 
 
@@ -348,6 +405,32 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
             f"Set sliding_window, or '{FULL}' for all layers"
         )
     return [FULL if window is None else layer_type for layer_type in types]
+
+
+def num_experts(config: PreTrainedConfig) -> int:
+    """Returns the number of experts of each mixture of experts.
+
+    Raises:
+        UsageError: The configuration selects more experts per token than it has, or none.
+    """
+    count = getattr(config, "num_local_experts", None)
+    count = config.num_experts if count is None else count
+    if not 1 <= config.num_experts_per_tok <= count:
+        raise UsageError(
+            f"num_experts_per_tok={config.num_experts_per_tok} in the configuration must be "
+            f"between 1 and its number of experts, {count}"
+        )
+    return int(count)
+
+
+def sparse_layers(config: PreTrainedConfig) -> list[bool]:
+    """Returns for each layer whether its feed-forward block is a mixture of experts."""
+    layers = range(config.num_hidden_layers)
+    if family_options(config).experts is None:
+        return [False for _ in layers]
+    dense = set(getattr(config, "mlp_only_layers", None) or ())
+    step = getattr(config, "decoder_sparse_step", 1)
+    return [number not in dense and (number + 1) % step == 0 for number in layers]
 
 
 def rotary_layers(config: PreTrainedConfig) -> list[bool]:

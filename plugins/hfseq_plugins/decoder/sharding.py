@@ -1,6 +1,10 @@
 """Sharding rules of Llama-style decoders: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
+    (r"experts/gate_up_proj$", "expert_column"),
+    (r"experts/down_proj$", "expert_row"),
+    (r"(gate|router|shared_expert_gate)/kernel$", "replicated"),
+    (r"router/bias$", "replicated"),
     (r"embed_tokens/embedding$", "embedding"),
     (r"(q|k|v|gate|up|qkv|gate_up)_proj/kernel$", "column"),
     (r"(q|k|v|gate|up|qkv|gate_up)_proj/bias$", "column_bias"),
@@ -19,4 +23,14 @@ RULES = [
     (r"dense/bias$", "vector"),
     (r"(classifier|score|qa_outputs)/kernel$", "row_table"),
     (r"(classifier|score|qa_outputs)/bias$", "replicated"),
+]
+
+#: The rules of gpt-oss, whose experts have biases and another layout, and which has sinks.
+CLAMPED_RULES = [
+    (r"experts/gate_up_proj$", "expert_row"),
+    (r"experts/down_proj$", "expert_column"),
+    (r"experts/gate_up_proj_bias$", "expert_column_bias"),
+    (r"experts/down_proj_bias$", "expert_bias"),
+    (r"sinks$", "heads"),
+    *RULES,
 ]

@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq import nn
+from hfseq.nn.sharding import batch_axes
 from hfseq_plugins.vq_transformer.blocks import (
     AttentionInputs,
     AttentionOptions,
@@ -152,7 +153,7 @@ def attend(
 def _split(mesh: Mesh, inputs: AttentionInputs) -> dict[str, Any]:
     """Returns the mesh axes that shard each array axis. They must divide its size evenly."""
     batch, heads, groups = inputs.query.shape[:3]
-    rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
+    rows = batch_axes(mesh)
     split: dict[str, Any] = {"t": AXIS} if AXIS in mesh.shape else {}
     if batch % math.prod(mesh.shape[name] for name in rows) == 0:
         split["b"] = rows
