@@ -24,6 +24,7 @@ from hfseq.cli import (
     retrieval,
     tasks,
 )
+from hfseq.cli.port import coverage
 from hfseq.cli.text import add_json
 from hfseq.errors import expand_home, optional_import, run_command
 from hfseq.plugins import __version__
@@ -110,6 +111,8 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      "hfseq new my-encoder"),
     ("port", "translate a model file of Transformers to a plugin, and compare it with PyTorch",
      port.add_port, port.run_port, port.EXAMPLES),
+    ("port-coverage", "port all model types of Transformers and compare them with PyTorch",
+     coverage.add_coverage, coverage.run_coverage, coverage.EXAMPLES),
     ("plan", "estimate memory, communication and time of a training run, without its devices",
      plan.add_plan, plan.run_plan,
      "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024"),
