@@ -1,0 +1,163 @@
+"""Modules that have no counterpart among the layers of hand-written families.
+
+`hfseq port` uses them for transposed convolutions, for sequences of modules, and for modules that
+have no parameters, such as pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from hfseq.nn.context import ConstructorSignature
+from hfseq.nn.functional.sliding import conv_transpose
+from hfseq.nn.layers import Dropout, Initializer, initial_bias, per_axis
+from hfseq.nn.random import Keys
+
+
+def identity(x: Any) -> Any:
+    """Returns its argument."""
+    return x
+
+
+class Function:
+    """A function with fixed keyword arguments, such as pooling with a window size.
+
+    Two objects are equal if their functions and arguments are equal. Layers that own them are thus
+    interchangeable for `scan_layers`.
+
+    Args:
+        function: The function.
+        **arguments: Its keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], **arguments: Any):
+        self.function = function
+        self.arguments = arguments
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Calls the function."""
+        return self.function(*inputs, **self.arguments)
+
+    def _key(self) -> tuple[Any, str]:
+        return self.function, repr(sorted(self.arguments.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"Function({getattr(self.function, '__name__', self.function)}{arguments})"
+
+
+class Sequential(nnx.Module):
+    """Modules and functions that are called one after the other.
+
+    Their names in checkpoints are 0, 1, … A function takes a number, too, as PyTorch's modules
+    without parameters do.
+
+    Args:
+        *layers: The modules and functions. Dropout gets the random keys of the call.
+    """
+
+    __signature__ = ConstructorSignature()
+
+    def __init__(self, *layers: Callable[..., Any]):
+        self.functions = tuple(
+            (number, layer)
+            for number, layer in enumerate(layers)
+            if not isinstance(layer, nnx.Module)
+        )
+        self.count = len(layers)
+        for number, layer in enumerate(layers):
+            if isinstance(layer, nnx.Module):
+                setattr(self, str(number), layer)
+
+    def __call__(self, x: Any, rngs: Keys | None = None) -> Any:
+        """Calls all layers."""
+        for layer in self:
+            x = layer(x, rngs) if isinstance(layer, Dropout | Sequential) else layer(x)
+        return x
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        number = range(self.count)[number]
+        functions = dict(self.functions)
+        return functions[number] if number in functions else getattr(self, str(number))
+
+    def __iter__(self) -> Any:
+        return (self[number] for number in range(self.count))
+
+
+class ConvTranspose(nnx.Module):
+    """The transpose of a convolution, which enlarges its input, in PyTorch's layout.
+
+    The kernel has the shape `(*kernel_size, out_features // groups, in_features)`.
+
+    Args:
+        in_features: Input channels.
+        out_features: Output channels.
+        kernel_size: Size of the kernel for each spatial axis.
+        init: Initializer of the kernel, `init(key, shape, dtype)`.
+        rngs: Random keys for the initialization.
+        stride: Enlargement for each spatial axis, or one number for all.
+        padding: Numbers of elements that are removed at both ends of each axis.
+        output_padding: Numbers of further elements at the end of each axis.
+        dilation: Distance between the elements of a window.
+        groups: Number of channel groups.
+        use_bias: Whether to add a bias.
+        bias_init: Initializer of the bias. Default: zeros.
+    """
+
+    __signature__ = ConstructorSignature()
+    compute_dtype: DTypeLike | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: Sequence[int],
+        init: Initializer,
+        rngs: nnx.Rngs,
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        bias_init: Initializer | None = None,
+    ):
+        size = tuple(kernel_size)
+        shape = (*size, out_features // groups, in_features)
+        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.bias = initial_bias(out_features, bias_init, rngs) if use_bias else nnx.data(None)
+        self.stride, self.padding, self.output_padding, self.dilation = (
+            per_axis(value, len(size)) for value in (stride, padding, output_padding, dilation)
+        )
+        self.groups = groups
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, in_features, ...)` to `(batch, out_features, ...)`."""
+        x = x.astype(self.compute_dtype or x.dtype)
+        kernel = self.kernel[...]
+        return conv_transpose(
+            x,
+            kernel.transpose(kernel.ndim - 1, kernel.ndim - 2, *range(kernel.ndim - 2)),
+            None if self.bias is None else self.bias[...],
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+        )
