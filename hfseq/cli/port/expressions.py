@@ -56,6 +56,9 @@ _WEIGHTS = {
     "nn.Conv2d": "kernel[...].transpose(3, 2, 0, 1)",
     "nn.Conv3d": "kernel[...].transpose(4, 3, 0, 1, 2)",
 }
+#: Calls without an effect on the result.
+_MESSAGES = ("logger.", "warnings.", "torch._check", "torch._dynamo.")
+_CHECKS = frozenset({"torch_compilable_check", "print", "requires_backends"})
 #: Reductions whose truth value a branch may test.
 _VALUE_TESTS = frozenset({"any", "all", "item", "max", "min", "sum", "equal", "allclose", "mean"})
 _VIEWS = frozenset(
@@ -273,9 +276,10 @@ class Expressions(ast.NodeTransformer):
             self.containers.add(target.id)
         if isinstance(target, ast.Subscript) and not self._is_container(target):
             return self._write(node, target, "set", self.visit(value))
-        if method := self._in_place_call(value):
-            if ast.unparse(target) == ast.unparse(method.value):
-                node.value = _functional(value, method)
+        method = self._in_place_call(value)
+        if method is not None and ast.unparse(target) == ast.unparse(method.value):
+            assert isinstance(value, ast.Call)
+            node.value = _functional(value, method)
         node.value = self.visit(node.value)
         return node
 
@@ -308,9 +312,7 @@ class Expressions(ast.NodeTransformer):
             return None
         if isinstance(value, ast.Call):
             name = dotted(value.func)
-            if name.startswith(("logger.", "warnings.", "torch._check", "torch._dynamo.")) or name in (
-                "torch_compilable_check", "print", "requires_backends",
-            ):  # fmt: skip
+            if name.startswith(_MESSAGES) or name in _CHECKS:
                 return None
             if method := self._in_place_call(value):
                 target, function = method.value, _functional(value, method)
@@ -686,7 +688,8 @@ def _literal_sizes(node: ast.expr) -> ast.expr:
                 return node
             size, count = node.args
             if isinstance(size, ast.Constant) and isinstance(count, ast.Constant):
-                return ast.Tuple([size] * count.value, ast.Load())
+                assert isinstance(count.value, int)
+                return ast.Tuple([copy.copy(size) for _ in range(count.value)], ast.Load())
             return size if isinstance(size, ast.Tuple) else node
 
     return Sizes().visit(node)
