@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable, Mapping
 
 from hfseq.cli.port import table
@@ -126,6 +127,9 @@ class Expressions(ast.NodeTransformer):
         rule = table.RULES.get(name) if name.startswith("nn.") else None
         if rule is None:
             return None
+        if name == "nn.Parameter" and (shape := _random_shape(node.args[0])) is not None:
+            size = self.visit(shape)
+            return call("nnx.Param", call("init", "rngs.params()", size, "jnp.float32"))
         arguments = [self.visit(argument) for argument in node.args]
         keywords = [ast.keyword(word.arg, self.visit(word.value)) for word in node.keywords]
         return _literal_sizes(self._apply(rule, node, arguments, keywords))
@@ -237,6 +241,21 @@ class Expressions(ast.NodeTransformer):
         """Translates `ACT2FN[name]`, and `x.max(dim)[0]`."""
         if dotted(node.value) == "ACT2FN":
             return call("nn.activation", self.visit(node.slice))
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """Translates a choice. A size that may be one number becomes `nn.height_and_width`."""
+        if tests_values(node.test):
+            self.report(node, "a choice that depends on the values of an array")
+            return node
+        size, test = ast.unparse(node.body), ast.unparse(node.test)
+        is_sequence = re.fullmatch(
+            rf"isinstance\({re.escape(size)}, (collections\.abc\.)?(Iterable|\(list, tuple\)"
+            r"|\(tuple, list\)|tuple|list|Sequence)\)",
+            test,
+        )
+        if is_sequence and ast.unparse(node.orelse) == f"({size}, {size})":
+            return call("nn.height_and_width", self.visit(node.body))
         return self.generic_visit(node)
 
     # -- statements
@@ -676,6 +695,25 @@ def _elements(node: ast.expr) -> list[ast.expr]:
 
 def _read(node: ast.Attribute) -> ast.expr:
     return ast.Subscript(node, ast.Constant(...), ast.Load())
+
+
+def _random_shape(node: ast.expr) -> ast.expr | None:
+    """Returns the shape of a parameter with random or unset values, or `None`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _random_shape(node.left) or _random_shape(node.right)
+    if not isinstance(node, ast.Call) or dotted(node.func) not in _UNSET_VALUES:
+        return None
+    sizes = node.args or [word.value for word in node.keywords if word.arg == "size"]
+    if len(sizes) == 1 and not isinstance(
+        sizes[0], ast.Constant | ast.Name | ast.Attribute | ast.BinOp
+    ):
+        return sizes[0]
+    return ast.Tuple(sizes, ast.Load())
+
+
+_UNSET_VALUES = frozenset(
+    {f"torch.{name}" for name in ("randn", "rand", "empty", "Tensor", "FloatTensor")}
+)
 
 
 def _literal_sizes(node: ast.expr) -> ast.expr:
