@@ -24,7 +24,6 @@ from hfseq.cli.port.syntax import (
     assign,
     bind,
     call,
-    calls,
     dotted,
     expression,
     is_none,
@@ -432,13 +431,9 @@ def lift_mask_choice(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
             return []
     if isinstance(value, ast.Call) and dotted(value.func) == "mask_function":
         mask = argument(value, 2, "attention_mask")
-        window = sliding_window(scope)
-        scope.ported.attributes["sliding_window"] = window
-        return statements(
-            "window = None if self.sliding_window is None else (self.sliding_window - 1, 0)\n"
-            f"{target} = nn.visible({ast.unparse(mask or expression('attention_mask'))}, "
-            "segment_ids, window=window)"
-        )
+        scope.ported.attributes["window"] = window_expression(scope, causal=True)
+        text = ast.unparse(mask or expression("attention_mask"))
+        return statements(f"{target} = nn.visible({text}, segment_ids, window=self.window)")
     return None
 
 
@@ -466,10 +461,16 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
     if "window" not in kind:
         return call("nn.visible", text, "segment_ids")
-    scope.ported.attributes["sliding_window"] = sliding_window(scope)
-    right = "0" if "causal" in kind else "self.sliding_window"
-    left = "self.sliding_window - 1" if "causal" in kind else "self.sliding_window"
-    return call("nn.visible", text, "segment_ids", window=f"({left}, {right})")
+    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind)
+    return call("nn.visible", text, "segment_ids", window="self.window")
+
+
+def window_expression(scope: Scope, causal: bool) -> str:
+    """Returns the attention window, from the field of the configuration that contains it."""
+    field = sliding_window(scope)
+    if not causal:
+        return f"({field}, {field})"
+    return f"({field} - 1, 0) if {field} else None"
 
 
 @statement_lift
@@ -657,7 +658,8 @@ def part_call(
     has_rest = any(word.arg is None for word in node.keywords)
     args: list[ast.expr] = []
     words: list[ast.keyword] = []
-    for position, name in enumerate(ported.arguments):
+    for name in ported.arguments:
+        position = len(args)
         if name in ("rngs", "segment_ids", "output_attentions", "output_hidden_states"):
             words.append(ast.keyword(name, expression(name)))
         elif name == "return_weights":
@@ -667,7 +669,7 @@ def part_call(
             value = visitor.visit(values[name])
             if is_none(value) and position:
                 continue
-            if position == len(args) == 0:
+            if not words and (position == 0 or position < len(node.args)):
                 args.append(value)  # type: ignore[arg-type]
             else:
                 words.append(ast.keyword(name, value))  # type: ignore[arg-type]
@@ -753,9 +755,13 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
 
 
 @statement_lift
-def lift_head_logits(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The logits of a language model, whose head may be tied to the embeddings."""
-    return None
-
-
-__all__ = ["calls", "lift_attention_body"]
+def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Noise that PyTorch adds in training only. The port refuses to train with it."""
+    if not isinstance(item, ast.If) or item.orelse or "rngs is not None" not in ast.unparse(item.test):
+        return None
+    drawn = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
+    fields = re.findall(r"self\.(\w*(?:noise|jitter)\w*)", ast.unparse(item.test))
+    if not drawn or not fields:
+        return None
+    item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
+    return [item]

@@ -12,11 +12,11 @@ import ast
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hfseq.cli.port import lift_outputs, lift_vision, lifting, writer  # noqa: F401
-from hfseq.cli.port.constructors import ActivationTables, Constructor
+from hfseq.cli.port import file_names, lift_experts, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
 from hfseq.cli.port.expressions import Expressions
 from hfseq.cli.port.folding import ABSENT_ARGUMENTS, fold
 from hfseq.cli.port.scope import (
@@ -251,9 +251,14 @@ class Translator:
         base = "nn.CachedAttention" if ast.unparse(constructor).count("super().__init__()") else ""
         if owner.parent is not None:
             base = self.port(owner.parent).name
+        elif owner.base_layer:
+            base = layer_name(owner.base_layer)
         node = statement(f"class {ported.name}({base or 'nnx.Module'}): pass")
         assert isinstance(node, ast.ClassDef)
-        node.body = [constructor, *ported.properties, *methods]
+        inherits = owner.base_layer and "__init__" not in owner.methods
+        own_lines = [*ported.properties, *methods]
+        node.body = own_lines if inherits else [constructor, *own_lines]
+        node.body = node.body or [ast.Pass()]
         ported.node = node
         self.order.append(ported)
         return ported
@@ -392,6 +397,8 @@ class Translator:
 
             def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
                 path = dotted(node)
+                if path == "self.training":
+                    return expression("rngs is not None")
                 if not path.startswith("self.config."):
                     return self.generic_visit(node)
                 name, value = path.split(".")[-1], path.removeprefix("self.")
@@ -401,6 +408,20 @@ class Translator:
                 return expression(f"self.{name}")
 
         return [Read().visit(item) for item in body]
+
+    def joined_weights(self, used: Collection[str]) -> dict[str, Any]:
+        """Returns how files store the parameters of experts."""
+        names: set[str] = set()
+        for name in used:
+            if name in self.file.classes:
+                names |= lift_experts.expert_parameters(self.file.classes[name])
+        base = self.file.heads()["Model"].name
+        return file_names.joined_weights(self.file.model_type, base, names)
+
+    def renamed_weights(self) -> dict[str, str]:
+        """Returns the names in files where they differ from the names of attributes."""
+        base = self.file.heads()["Model"].name
+        return file_names.renamed_weights(self.file.model_type, base)
 
     def is_list(self, path: str) -> bool:
         """Returns whether a field of the configuration is a list."""

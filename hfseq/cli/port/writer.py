@@ -142,7 +142,7 @@ def write(
             blocks.append(text.strip().format(prefix=own_prefix, base=base.name, std=std))
             modules[name] = module
     flax_names = {name: f"Flax{owner.name}" for name, owner in heads.items()}
-    blocks += _model_classes(translator, heads, modules, flax_names, prefix)
+    blocks += _model_classes(translator, heads, modules, flax_names, prefix, used)
     blocks.append(_rules(translator))
     blocks.append(_hook(translator, flax_names))
     if markers:
@@ -254,6 +254,7 @@ def _model_classes(
     modules: Mapping[str, str],
     flax_names: Mapping[str, str],
     prefix: str,
+    used: Collection[str],
 ) -> list[str]:
     """Returns the model classes, which own configuration and parameters."""
     config, base_name = translator.config_name, flax_names["Model"]
@@ -273,6 +274,14 @@ def _model_classes(
         aliases |= keys if isinstance(keys, dict) else {}
     if aliases:
         lines.append(f"    weight_aliases = {aliases!r}")
+    if joined := translator.joined_weights(used):
+        lines.append("    joined_weights = {")
+        for target, (sources, axis) in joined.items():
+            suffix = f", axis={axis}" if axis else ""
+            lines.append(f'        "{target}": JoinedTensor({sources!r}{suffix}),')
+        lines.append("    }")
+    if renamed := translator.renamed_weights():
+        lines.append(f"    weight_templates = {renamed!r}")
     lines += translator.class_attributes
     if any("nn.BatchNorm" in ast.unparse(port.node) for port in translator.order if port.node):
         lines.append('    stored_collections = {"batch_stats": ("mean", "var")}')
