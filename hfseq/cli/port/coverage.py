@@ -11,13 +11,14 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class Result:
     Attributes:
         model_type: The model type.
         lines: Number of lines of the port.
+        digest: A hash of the text of the port.
         markers: Statements without a translation, as "file:line: reason".
         left_out: The reason for each head that is not in the port.
         loads: Whether the port can be loaded as a plugin.
@@ -66,6 +68,7 @@ class Result:
 
     model_type: str
     lines: int = 0
+    digest: str = ""
     markers: list[str] = dataclasses.field(default_factory=list)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     loads: bool = False
@@ -140,6 +143,11 @@ def add_coverage(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=300, help="Maximum duration per model type in seconds."
     )
     parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="Do not verify a port again whose text has passed before.",
+    )
+    parser.add_argument(
         "--only_table",
         action="store_true",
         help="Write the table of the results in --output_file without porting anything.",
@@ -160,7 +168,8 @@ def run_coverage(arguments: argparse.Namespace) -> int:
             folder = arguments.directory or stack.enter_context(tempfile.TemporaryDirectory())
             Path(folder).mkdir(parents=True, exist_ok=True)
             options = (folder, arguments.heads, arguments.checks)
-            for result in port_all(types, arguments.timeout, options):
+            known = stored if arguments.reuse else {}
+            for result in port_all(types, arguments.timeout, options, dict(known)):
                 results.append(result)
                 stored[result.model_type] = result
                 print(line(result), flush=True)
@@ -182,6 +191,7 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
     Raises:
         UsageError: A type does not exist, or the shard is not "I/N".
     """
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
     from hfseq.errors import did_you_mean
@@ -189,7 +199,7 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
     names: set[str] = set()
     for mapping in vars(modeling_auto):
         if mapping.endswith("MAPPING_NAMES"):
-            names |= getattr(modeling_auto, mapping).keys()
+            names |= getattr(modeling_auto, mapping).keys() & CONFIG_MAPPING.keys()
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--shard {shard}: write I/N for the I-th of N parts, such as 1/4")
@@ -210,13 +220,16 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
 Options = tuple[str, Sequence[str] | None, Sequence[str]]
 
 
-def port_all(types: Iterable[str], timeout: float, options: Options) -> Iterator[Result]:
+def port_all(
+    types: Iterable[str], timeout: float, options: Options, known: Mapping[str, Result]
+) -> Iterator[Result]:
     """Ports model types one after the other in a worker process.
 
     Args:
         types: Model types.
         timeout: Maximum duration per type in seconds.
-        options: The options of the worker.
+        options: The directory of the ports, the heads to compare, and the checks.
+        known: Earlier results. Those that pass are kept if the text of the port is the same.
 
     Yields:
         The result of each type.
@@ -224,9 +237,9 @@ def port_all(types: Iterable[str], timeout: float, options: Options) -> Iterator
     worker: _Worker | None = None
     try:
         for model_type in types:
-            worker = worker or _Worker(options)
+            worker = worker or _Worker()
             start = time.monotonic()
-            result = worker.port(model_type, timeout)
+            result = worker.port(model_type, timeout, options, known.get(model_type))
             if result is None:
                 reason = worker.stop(timeout)
                 worker = None
@@ -241,17 +254,19 @@ def port_all(types: Iterable[str], timeout: float, options: Options) -> Iterator
 class _Worker:
     """A process that ports the model types that it receives."""
 
-    def __init__(self, options: Options):
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, options), daemon=True)
+        self.process = context.Process(target=_work, args=(other,), daemon=True)
         self.process.start()
         other.close()
 
-    def port(self, model_type: str, timeout: float) -> Result | None:
+    def port(
+        self, model_type: str, timeout: float, options: Options, known: Result | None
+    ) -> Result | None:
         """Returns the result, or `None` if there is none in time."""
         try:
-            self.connection.send(model_type)
+            self.connection.send((model_type, options, known))
             return self.connection.recv() if self.connection.poll(timeout) else None
         except (EOFError, OSError):
             return None
@@ -268,7 +283,7 @@ class _Worker:
         return f"the process ended with exit code {code}"
 
 
-def _work(connection: Connection, options: Options) -> None:
+def _work(connection: Connection) -> None:
     """Answers the model types of a connection."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
@@ -278,12 +293,18 @@ def _work(connection: Connection, options: Options) -> None:
     with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):
         os.dup2(sink.fileno(), 2)
         while True:
-            connection.send(port_type(connection.recv(), options))
+            connection.send(port_type(*connection.recv()))
             jax.clear_caches()
 
 
-def port_type(model_type: str, options: Options) -> Result:
-    """Translates, loads and verifies one model type."""
+def port_type(model_type: str, options: Options, known: Result | None = None) -> Result:
+    """Translates, loads and verifies one model type.
+
+    Args:
+        model_type: The model type.
+        options: The directory of the ports, the heads to compare, and the checks.
+        known: An earlier result, which is returned if it passes and the port has the same text.
+    """
     from hfseq.cli.port import verification
     from hfseq.cli.port.translation import translate
 
@@ -298,11 +319,14 @@ def port_type(model_type: str, options: Options) -> Result:
         result = dataclasses.replace(
             result,
             lines=len(translation.text.splitlines()),
+            digest=hashlib.sha256(translation.text.encode()).hexdigest()[:16],
             markers=markers,
             left_out=dict(translation.left_out),
         )
         if markers or not translation.heads:
             return result
+        if known is not None and known.digest == result.digest and known.main_passes:
+            return dataclasses.replace(known, seconds=0.0)
         stage = "load"
         with verification.quiet():
             spec = verification.load_port(path, model_type)
@@ -335,7 +359,10 @@ def _outcome(result: HeadResult) -> str:
         return "no check applies"
     name, reason = next(iter(result.report.failed.items()))
     if reason.startswith("Traceback"):
-        reason = reason.strip().splitlines()[-1]
+        errors = [
+            text for text in reason.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", text)
+        ]
+        reason = errors[-1] if errors else reason
     text = f"{name.rpartition('.')[2]}: {one_line(reason, 160)}"
     if result.difference is not None:
         text += f" | {one_line(result.difference, 240)}"

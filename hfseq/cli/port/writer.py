@@ -146,18 +146,13 @@ def write(
     blocks.append(_rules(translator))
     blocks.append(_hook(translator, flax_names))
     if markers:
-        listed = "".join(f"    {_quoted(m.reason)},  # line {m.line}\n" for m in markers)
-        blocks.append(f"refuse_untranslated(__name__, [\n{listed}])")
+        blocks.append("refuse_untranslated(__file__)")
     body = "\n\n\n".join(blocks)
     version = importlib.metadata.version("transformers")
     title = f"{file.prefix} for hfseq, ported from Transformers {version} by `hfseq port`."
     head = f'"""{title}\n\nSource: {file.relative_path}\n"""'
     text = f"{head}\n\n{_imports(translator, body, bool(markers))}\n\n\n{body}\n"
     return format_text(text), flax_names
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', "'") + '"'
 
 
 def _block(node: ast.AST) -> str:
