@@ -67,6 +67,8 @@ class Constructor:
         self.translator, self.ported, self.methods = translator, ported, methods
         self.own = ported.source
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
+        self.variables = self.class_variables()
+        self.choices: dict[str, ast.expr] = {}
 
     def build(self) -> ast.FunctionDef:
         """Returns the translated constructor and sets `ported.constructor_arguments`."""
@@ -82,6 +84,7 @@ class Constructor:
         visitor = self.translator.expressions(self.scope, self.lift_call)
         visitor.enter(source)
         lines = self.lines(body, visitor)
+        self.rename_classes(lines)
         self.add_configuration(lines)
         kv_heads = self.add_cache(lines)
         lines = tidy_constructor(lines, self.methods, self.translator.read_attributes)
@@ -166,10 +169,17 @@ class Constructor:
     def line(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
         """Translates one statement."""
         text = ast.unparse(item)
+        if text.startswith("super(") and self.own.base_layer:
+            return [self.base_constructor(item, visitor)]
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
         if isinstance(item, ast.If):
             return self.branch(item, visitor)
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+            name = item.targets[0].id
+            if name in self.variables and isinstance(item.value, ast.IfExp):
+                self.choices[name] = item.value.test
+                return []
         if isinstance(item, ast.For):
             item.body = self.lines(item.body, visitor)
             return [item] if item.body else []
@@ -202,6 +212,52 @@ class Constructor:
         result = visitor.visit(item)
         result = result if isinstance(result, list) else [] if result is None else [result]
         return self.tie(result)
+
+    def rename_classes(self, lines: list[ast.stmt]) -> None:
+        """Renames classes of the file that are passed on as values."""
+        for node in (node for line in lines for node in ast.walk(line)):
+            owner = self.translator.file.classes.get(dotted(node))
+            if isinstance(node, ast.Name) and owner is not None and owner.kind != "abstract":
+                self.translator.uses.setdefault(self.own.name, set()).add(owner.name)
+                node.id = self.translator.port(owner).name
+
+    def base_constructor(self, item: ast.stmt, visitor: Visitor) -> ast.stmt:
+        """Calls the constructor of the layer that the class derives from."""
+        assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
+        words = [word for word in item.value.keywords if word.arg]
+        base = ast.Call(expression(self.own.base_layer), item.value.args, words)
+        result = visitor.visit(base)
+        assert isinstance(result, ast.Call)
+        result.func = expression("super().__init__")
+        return ast.Expr(result)
+
+    def class_variables(self) -> dict[str, list[SourceClass]]:
+        """Returns the classes that a variable of the constructor may stand for.
+
+        The variable is assigned in the constructor, or it is an argument, and other constructors of
+        the file pass classes.
+        """
+        classes = self.translator.file.classes
+        source = self.own.methods.get("__init__")
+        names: dict[str, list[SourceClass]] = {}
+
+        def add(name: str, value: ast.expr) -> None:
+            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            found = [classes[dotted(part)] for part in parts if dotted(part) in classes]
+            known = names.setdefault(name, [])
+            known += [part for part in found if part not in known]
+
+        if source is None:
+            return {}
+        for node in ast.walk(source):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                add(node.targets[0].id, node.value)
+        for owner in classes.values():
+            for node in calls(owner.methods.get("__init__", ast.Pass())):
+                if dotted(node.func) == self.own.name:
+                    for name, value in bind(node, parameters(source)).items():
+                        add(name, value)
+        return {name: found for name, found in names.items() if found}
 
     def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
         """Leaves out a head whose weights are those of the embeddings."""
@@ -272,6 +328,15 @@ class Constructor:
         owner = self.translator.file.classes.get(name)
         if owner is not None:
             return self.construct(visitor, node, owner)
+        if isinstance(node.func, ast.Name) and (found := self.variables.get(name)):
+            if len(found) == 1:
+                return self.construct(visitor, node, found[0])
+            if name in self.choices and len(found) == 2:
+                choice = self.choices[name]
+                first, second = (
+                    self.construct(visitor, copy.deepcopy(node), part) for part in found
+                )
+                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)  # type: ignore[arg-type]
         if name == "nn.ModuleList":
             return self.module_list(visitor, node)
         if name in ("nn.Linear", "LayerNorm"):
@@ -321,6 +386,13 @@ class Constructor:
         if substitute is not None:
             return substitute.construct(self.scope, values)
         ported = self.translator.port(owner)
+        self.translator.uses.setdefault(self.own.name, set()).add(owner.name)
+        if owner.base_layer and "__init__" not in owner.methods:
+            values.func = expression(owner.base_layer)
+            result = self.lift_call(visitor, values)
+            assert isinstance(result, ast.Call)
+            result.func = expression(ported.name)
+            return result
         init = owner.methods.get("__init__")
         if init is None and owner.parent is not None:
             init = owner.parent.methods.get("__init__")
@@ -348,6 +420,12 @@ class Constructor:
 
 def _assigned(body: list[ast.stmt]) -> set[str]:
     return {own_attribute(item.targets[0]) for item in body if isinstance(item, ast.Assign)} - {""}
+
+
+def layer_name(name: str) -> str:
+    """Returns the layer of hfseq for a layer of PyTorch."""
+    names = {"nn.Embedding": "nn.Embed"}
+    return names.get(name, re.sub(r"Conv\dd$", "Conv", name))
 
 
 def _linear(node: ast.Call) -> ast.expr:

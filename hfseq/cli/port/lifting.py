@@ -624,7 +624,7 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
             part = scope.own.lists.get(own_attribute(node.func.value))
             if part is not None:
                 visitor.visit(node.func.slice)
-    if not isinstance(part, SourceClass):
+    if not isinstance(part, SourceClass) or part.base_layer and part.forward is None:
         return None
     substitute = scope.translator.substitute(part)
     if substitute is not None:

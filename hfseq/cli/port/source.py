@@ -93,6 +93,13 @@ class SourceClass:
             return self.parent.kind
         return "module"
 
+    @property
+    def base_layer(self) -> str:
+        """The layer of PyTorch that the class derives from, such as `nn.Embedding`, or `""`."""
+        base = self.bases[0].removeprefix("torch.") if self.bases else ""
+        is_layer = re.fullmatch(r"nn\.(Embedding|Linear|LayerNorm|GroupNorm|Conv[123]d)", base)
+        return base if is_layer else ""
+
     def literal(self, name: str, default: object) -> object:
         """Returns the value of a class attribute that is a literal."""
         try:
@@ -102,6 +109,8 @@ class SourceClass:
 
     def find_parts(self) -> None:
         """Fills `parts`, `alternatives` and `lists` from the constructor."""
+        if self.base_layer:
+            self.parts[""] = self.base_layer
         local: dict[str, SourceClass | str] = {}  # what is appended to local lists
         for node in ast.walk(self.methods.get("__init__", ast.Pass())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
