@@ -22,6 +22,7 @@ from hfseq.cli.port.syntax import (
     expression,
     is_none,
     keyword,
+    names_read,
     own_attribute,
     parameters,
     replace,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from hfseq.cli.port.translation import Translator
 
 _SKIPPED = re.compile(
-    r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*)\b"
+    r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*|init_\w*)\b"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
 )
 
@@ -80,6 +81,12 @@ class Constructor:
         replace(source, {"self.config": "config"})
         ActivationTables().visit(source)
         names = parameters(source)
+        self.argument_names = set(names) - {"config"}
+        self.stored = {
+            own_attribute(item.targets[0]): dotted(item.value)
+            for item in source.body
+            if isinstance(item, ast.Assign) and own_attribute(item.targets[0])
+        }
         body = fold(source.body, {"device": None} if "device" in names else {})
         visitor = self.translator.expressions(self.scope, self.lift_call)
         visitor.enter(source)
@@ -90,6 +97,9 @@ class Constructor:
         lines = tidy_constructor(lines, self.methods, self.translator.read_attributes)
         if kv_heads:
             lines.insert(0, statement("super().__init__()"))
+        if self.translator.file.encoder_only and self.own is self.translator.base:
+            message = "this port of an encoder does not support is_decoder=True"
+            lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
         text = "\n".join(ast.unparse(item) for item in lines)
         read = set(re.findall(r"\b\w+\b", text))
         self.ported.constructor_arguments = [name for name in names if name in read]
@@ -133,7 +143,9 @@ class Constructor:
 
     def add_configuration(self, lines: list[ast.stmt]) -> None:
         """Adds the fields of the configuration that methods read as attributes."""
-        existing = {own_attribute(item.targets[0]) for item in lines if isinstance(item, ast.Assign)}
+        existing = {
+            own_attribute(item.targets[0]) for item in lines if isinstance(item, ast.Assign)
+        }
         for name, value in self.ported.attributes.items():
             if name not in existing:
                 lines.append(statement(f"self.{name} = {value}"))
@@ -188,14 +200,26 @@ class Constructor:
             assert isinstance(node, ast.Call)
             name = node.args[0]
             assert isinstance(name, ast.Constant)
-            self.buffer(str(name.value), node.args[1], keyword(node, "persistent"), visitor)
+            if self.own.parts.get(str(name.value)) == "nn.Buffer":
+                value = call("nn.Buffer", visitor.visit(node.args[1]))  # type: ignore[arg-type]
+                return [assign(f"self.{name.value}", value)]
+            self.buffer(str(name.value), node.args[1], visitor)
             return []
+        if (
+            isinstance(item, ast.Assign)
+            and self.own.parts.get(own_attribute(item.targets[0])) == "nn.Buffer"
+        ):
+            if isinstance(item.value, ast.Call) and item.value.args:
+                value = call("nn.Buffer", visitor.visit(item.value.args[0]))  # type: ignore[arg-type]
+                return [assign(item.targets[0], value)]
         if isinstance(item, ast.Assign) and "nn.Buffer(" in text:
             name = own_attribute(item.targets[0])
-            if name and isinstance(item.value, ast.Call) and dotted(item.value.func).endswith(
-                "nn.Buffer"
+            if (
+                name
+                and isinstance(item.value, ast.Call)
+                and dotted(item.value.func).endswith("nn.Buffer")
             ):
-                self.buffer(name, item.value.args[0], keyword(item.value, "persistent"), visitor)
+                self.buffer(name, item.value.args[0], visitor)
                 return []
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.IfExp):
             value = item.value
@@ -301,24 +325,26 @@ class Constructor:
         item.body = item.body or [ast.Pass()]
         return [*before, item]
 
-    def buffer(
-        self, name: str, value: ast.expr, persistent: ast.expr | None, visitor: Visitor
-    ) -> None:
+    def buffer(self, name: str, value: ast.expr, visitor: Visitor) -> None:
         """Computes a buffer that files do not contain where it is read."""
         reads = any(
             own_attribute(node) == name for method in self.methods for node in ast.walk(method)
         )
         if not reads:
             return
-        if not (isinstance(persistent, ast.Constant) and persistent.value is False):
-            self.scope.report(value, f"the buffer {name} is stored in files")
-            return
         translated = visitor.visit(value)
         for node in ast.walk(translated):
             path = dotted(node)
             if path.startswith("config.") and path.count(".") == 1:
                 self.ported.attributes.setdefault(path[7:], path)
-        translated = replace(translated, {"config": "self"})
+        texts = {"config": "self"}
+        for argument_name in names_read([translated]) & self.argument_names:
+            attribute = next((a for a, n in self.stored.items() if n == argument_name), "")
+            if not attribute:
+                attribute = f"{argument_name}_value"
+                self.ported.attributes[attribute] = argument_name
+            texts[argument_name] = f"self.{attribute}"
+        translated = replace(translated, texts)
         method = f"@property\ndef {name}(self):\n    return {ast.unparse(translated)}"
         self.ported.properties.append(statement(method))
 
@@ -348,6 +374,8 @@ class Constructor:
             return function(ast.Call(node.func, arguments, words))  # type: ignore[arg-type]
         if name == "nn.activation":
             return node
+        if name in self.translator.file.functions:
+            return self.translator.helper_call(self.scope, visitor, node, name)
         if re.fullmatch(r"nn\.[A-Z]\w+", name):
             return visitor.construct(node)  # type: ignore[attr-defined,no-any-return]
         return None
@@ -434,9 +462,7 @@ def _linear(node: ast.Call) -> ast.expr:
     words = {}
     if bias is not None and not (isinstance(bias, ast.Constant) and bias.value is True):
         words["use_bias"] = bias
-    return call(
-        "nn.Linear", values["in_features"], values["out_features"], "init", "rngs", **words
-    )
+    return call("nn.Linear", values["in_features"], values["out_features"], "init", "rngs", **words)
 
 
 def _embedding(node: ast.Call) -> ast.expr:

@@ -54,10 +54,11 @@ def joined_weights(
     return joined
 
 
-def renamed_weights(model_type: str, class_name: str) -> dict[str, str]:
+def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, str]:
     """Returns the part of a name in files for each part of a name in the module that differs."""
     renamed: dict[str, str] = {}
-    for transform in _transforms(model_type, class_name):
+    transforms = [item for name in class_names for item in _transforms(model_type, name)]
+    for transform in transforms:
         if type(transform).__name__ != "WeightRenaming":
             continue
         sources, targets = transform.source_patterns, transform.target_patterns

@@ -53,10 +53,27 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"self\.gradient_checkpointing": False,
     r"(self\.)?config\._attn_implementation (==|!=) .*": False,
     r"hasattr\(self\.config, '_pre_quantization_dtype'\)": False,
+    r"(transformers\.)?is_(deepspeed_zero3_enabled|fsdp_managed_module)\(.*\)": False,
     r"isinstance\((\w+ := )?\w*mask\w*, dict\)": False,
     r"isinstance\(\w+, (torch\.)?(FloatTensor|Tensor)\)": True,
 }
-_PRESENT = ("input_ids", "pixel_values", "input_values", "input_features", "hidden_states", "self")
+#: Options of encoders that can also be decoders. Their ports are encoders.
+ENCODER_TESTS: dict[str, bool] = {
+    r"(self\.)?config\.(is_decoder|add_cross_attention)": False,
+    r"self\.(is_decoder|add_cross_attention)": False,
+}
+#: The arguments of models with cross-attention.
+ENCODER_INPUTS = ("encoder_hidden_states", "encoder_attention_mask")
+_PRESENT = (
+    "output_attentions",
+    "output_hidden_states",
+    "input_ids",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "hidden_states",
+    "self",
+)
 _SKIPPED_CALLS = ("logger.", "warnings.", "self.warn_if", "torch._check", "torch_compilable_check")
 _UNKNOWN = object()
 
@@ -69,9 +86,7 @@ class Folding(ast.NodeTransformer):
         texts: The values of constant expressions, by regular expression.
     """
 
-    def __init__(
-        self, constants: Mapping[str, object], texts: Mapping[str, bool] = CONSTANT_TESTS
-    ):
+    def __init__(self, constants: Mapping[str, object], texts: Mapping[str, bool] = CONSTANT_TESTS):
         self.constants = dict(constants)
         self.texts = texts
 
@@ -158,7 +173,8 @@ class Folding(ast.NodeTransformer):
         truth = self.truth(node.test)
         if truth is not None:
             return self.body(node.body if truth else node.orelse)
-        if all(isinstance(item, ast.Raise) or _is_skipped(item) for item in node.body):
+        refuses = "self.training" not in ast.unparse(node.test)
+        if refuses and all(isinstance(item, ast.Raise) or _is_skipped(item) for item in node.body):
             # PyTorch refuses these inputs. The model classes of hfseq check their inputs too.
             return self.body(node.orelse)
         before = dict(self.constants)
@@ -265,6 +281,10 @@ class Folding(ast.NodeTransformer):
         if isinstance(node.ctx, ast.Load) and node.id in self.constants:
             return ast.Constant(self.constants[node.id])  # type: ignore[arg-type]
         return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        truth = self._text_truth(node) if isinstance(node.ctx, ast.Load) else None
+        return self.generic_visit(node) if truth is None else ast.Constant(truth)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)

@@ -8,6 +8,7 @@ applies only to forms that it knows exactly. Everything else is translated opera
 from __future__ import annotations
 
 import ast
+import copy
 import re
 
 from hfseq.cli.port.scope import (
@@ -28,8 +29,10 @@ from hfseq.cli.port.syntax import (
     expression,
     is_none,
     keyword,
+    names_read,
     own_attribute,
     parameters,
+    replace,
     statement,
     statements,
 )
@@ -120,42 +123,63 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
 
 @class_lift
-def lift_activation_class(translator: object, owner: SourceClass) -> Substitute | None:
-    """Rotary position embeddings."""
-    kind = rotary_kind(owner)
-    if kind is None:
+def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
+    """Rotary position embeddings, or one for each type of layers."""
+    if rotary_kind(owner) is None:
         return None
     default = owner.methods["compute_default_rope_parameters"]
-    lines = [item for item in default.body if isinstance(item, ast.Assign)]
-    typed = "layer_type" in parameters(default)
-    values: dict[str, ast.expr] = {}
-    for item in lines:
-        name = dotted(item.targets[0])
-        if name in ("dim", "head_dim", "rotary_dim") or "factor" in name:
-            values[name] = item.value
-    if "dim" not in values or any(name == "attention_factor" for name in ()):
+    typed = "layer_type" in parameters(owner.forward)  # type: ignore[arg-type]
+    values = {
+        dotted(item.targets[0]): item.value for item in default.body if isinstance(item, ast.Assign)
+    }
+    if "dim" not in values:
         return None
 
     def construct(scope: Scope, node: ast.Call) -> ast.expr:
-        from hfseq.cli.port.syntax import replace
-
         config = argument(node, 0, "config") or expression("config")
-        texts = {name: value for name, value in values.items() if name != "dim"}
         size: ast.AST = expression(ast.unparse(values["dim"]))
-        for _ in range(2):
+        for _ in range(4):
+            texts = {n: v for n, v in values.items() if n in names_read([size]) - {"dim", "config"}}
             size = replace(size, texts)
         size = replace(size, {"config": config})
-        if typed:
-            return call(
-                "{layer_type: nn.Rotary}", config  # replaced by the constructor translation
-            )
-        return call("nn.Rotary", config, size)  # type: ignore[arg-type]
+        if not typed:
+            return call("nn.Rotary", config, size)  # type: ignore[arg-type]
+        name = ast.unparse(config)
+        return expression(
+            f"{{layer_type: nn.Rotary({name}, {ast.unparse(size)}, layer_type) "
+            f"for layer_type in sorted(set({name}.layer_types))}}"
+        )
 
     def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
         positions = words.get("position_ids") or args[1]
+        if typed:
+            kind = words.get("layer_type") or args[2]
+            function = ast.Subscript(function, kind, ast.Load())
         return ast.Call(function, [positions], [])
 
-    return None if typed else Substitute(construct, use)
+    return Substitute(construct, use)
+
+
+@statement_lift
+def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The rotary embeddings of all types of layers."""
+    pattern = (
+        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = self\.(\w+)\(\w+, (?:position_ids=)?(\w+), "
+        r"(?:layer_type=)?\1\)"
+    )
+    text = ast.unparse(item)
+    if scope.own.forward is None:
+        return None
+    if match := re.fullmatch(pattern, text):
+        name, rotary, positions = match[2], match[3], match[4]
+        return statements(
+            f"{name} = {{layer_type: rotary({positions}) "
+            f"for layer_type, rotary in self.{rotary}.items()}}"
+        )
+    if match := re.fullmatch(r"(\w+) = (?:\{\}|dict\(\))", text):
+        if re.search(rf"\b{match[1]}\[\w+\] = self\.rotary\w*\(", ast.unparse(scope.own.forward)):
+            return []
+    return None
 
 
 def rotary_kind(owner: SourceClass) -> str | None:
@@ -165,7 +189,7 @@ def rotary_kind(owner: SourceClass) -> str | None:
     text = _body_text(owner.forward)
     if "position_ids.expand" in text or "recomposition" in text or ".float() * " not in text:
         return None
-    if "torch.cat((freqs, freqs), dim=-1)" in text:
+    if re.search(r"torch\.cat\([\[(]freqs, freqs[\])], dim=-1\)", text):
         return "split"
     return "interleaved" if "torch.repeat_interleave(freqs, 2, dim=-1)" in text else None
 
@@ -185,6 +209,45 @@ def rotation_kind(scope: Scope) -> str | None:
 
 
 # -- attention
+
+
+def remove_layerdrop(function: ast.FunctionDef) -> None:
+    """Removes random skips of layers in training. The port refuses to train with them."""
+
+    class Remove(ast.NodeTransformer):
+        rates: list[str] = []
+
+        def visit_For(self, node: ast.For) -> list[ast.stmt] | ast.For:
+            self.rates = []
+            self.generic_visit(node)
+            checks = [
+                f"if self.training and {rate} > 0:\n"
+                f'    raise NotImplementedError("{rate.split(".")[-1]} must be 0 in training")'
+                for rate in dict.fromkeys(self.rates)
+            ]
+            return [*(statement(text) for text in checks), node] if checks else node
+
+        def visit_If(self, node: ast.If) -> ast.stmt | None:
+            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
+            if found and "self.training" in ast.unparse(node.test) and "rand" in ast.unparse(node):
+                self.rates = [*self.rates, found[0]]
+                return None
+            self.generic_visit(node)
+            return node
+
+        def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
+            text = ast.unparse(node.value)
+            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
+            if found and "self.training" in text:
+                self.rates = [*self.rates, found[0]]
+                node.value = ast.Constant(False)
+            name = dotted(node.targets[0])
+            if re.fullmatch(r"torch\.rand\(\[\]\)", text) and "dropout_probability" in name:
+                return None
+            return node
+
+    Remove().visit(function)
+
 
 _CACHE = re.compile(r"^(cache|past_key_values?|layer_past)$")
 
@@ -223,6 +286,8 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
     forward = owner.forward
+    if owner.file.encoder_only:
+        return False
     if forward is None or not re.search(r"\b(cache|past_key_values?)\.update\(", owner.text):
         return False
     constructor = owner.methods.get("__init__")
@@ -242,7 +307,9 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
     moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", before)
     names = {name.strip() for group in moved for name in group.split(",")}
     for name in names:
-        if re.search(rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(", before):
+        if re.search(
+            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(", before
+        ):
             return False
         if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", before):
             return False
@@ -283,7 +350,9 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
         return []
     if isinstance(item, ast.If) and "attention_interface(" not in text:
         if re.search(r"apply_rotary|extend_cache\(", text):
-            item.body = [line for sub in item.body for line in _attention_statement(scope, sub, keeps)]
+            item.body = [
+                line for sub in item.body for line in _attention_statement(scope, sub, keeps)
+            ]
             item.orelse = [
                 line for sub in item.orelse for line in _attention_statement(scope, sub, keeps)
             ]
@@ -302,24 +371,23 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
     return [item]
 
 
-def _rotate(
-    scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
-) -> list[ast.stmt]:
+def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool) -> list[ast.stmt]:
     node = item.value
     assert isinstance(node, ast.Call)
-    kind, angles = rotation_kind(scope), [ast.unparse(value) for value in node.args[2:4]]
-    plain = angles == ["cos", "sin"] and not node.args[4:]
-    if kind is None or not plain or len(targets) != 2 or any(
-        word.arg != "unsqueeze_dim" for word in node.keywords
-    ):
+    count = max(1, len(targets))
+    kind, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
+    words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
+    if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
         scope.report(item, "a rotation in a form that is not known")
         return [item]
+    dimension = keyword(node, "unsqueeze_dim")
+    heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
     suffix = ", interleaved=True" if kind == "interleaved" else ""
-    lines = []
-    for target, value in zip(targets, node.args[:2], strict=True):
-        rotated = f"nn.rotate({_swap(value, keeps)}, position_embeddings{suffix})"
-        lines.append(assign(ast.unparse(target), _swap(rotated, keeps)))
-    return list(lines)
+    lines: list[ast.stmt] = []
+    for target, value in zip(targets or item.targets, node.args[:count], strict=True):
+        rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
+        lines.append(assign(ast.unparse(target), _swap(rotated, heads_last)))
+    return lines
 
 
 _KNOWN_WORDS = {"dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
@@ -368,7 +436,15 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
 
 
 #: Arguments of the attention function that only other implementations of PyTorch read.
-_IGNORED_WORDS = {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+_IGNORED_WORDS = {
+    "deterministic",
+    "output_attentions",
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+}
 
 
 # -- statements of models
@@ -451,7 +527,12 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         return None
     names = ["config", "inputs_embeds", "attention_mask", "encoder_hidden_states"]
     values = bind(node, names)
-    for odd in ("or_mask_function", "and_mask_function", "block_sequence_ids", "encoder_hidden_states"):
+    for odd in (
+        "or_mask_function",
+        "and_mask_function",
+        "block_sequence_ids",
+        "encoder_hidden_states",
+    ):
         if odd in values and not is_none(values[odd]):
             scope.report(node, f"a mask with {odd}")
     mask = values.get("attention_mask")
@@ -558,6 +639,14 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
     if not isinstance(layer, SourceClass) or layer.forward is None or layer.kind != "layer":
         return None
     body = [line for line in item.body if not isinstance(line, ast.Pass)]
+    while len(body) > 1 and isinstance(body[0], ast.Assign):
+        value = body[0].value
+        if isinstance(value, ast.Call) and dotted(value.func) == variable:
+            break
+        if not isinstance(body[0].targets[0], ast.Name) or not isinstance(value, ast.Subscript):
+            return None
+        texts = {body[0].targets[0].id: value}
+        body = [replace(copy.deepcopy(line), texts) for line in body[1:]]  # type: ignore[misc]
     if not body or not isinstance(body[0], ast.Assign) or not isinstance(body[0].value, ast.Call):
         return None
     node, result = body[0].value, body[0].targets[0]
@@ -757,7 +846,11 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
 @statement_lift
 def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """Noise that PyTorch adds in training only. The port refuses to train with it."""
-    if not isinstance(item, ast.If) or item.orelse or "rngs is not None" not in ast.unparse(item.test):
+    if (
+        not isinstance(item, ast.If)
+        or item.orelse
+        or "rngs is not None" not in ast.unparse(item.test)
+    ):
         return None
     drawn = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
     fields = re.findall(r"self\.(\w*(?:noise|jitter)\w*)", ast.unparse(item.test))

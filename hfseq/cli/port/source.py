@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.syntax import calls, dotted, own_attribute
 from hfseq.errors import UsageError, did_you_mean
 
@@ -109,6 +110,7 @@ class SourceClass:
 
     def find_parts(self) -> None:
         """Fills `parts`, `alternatives` and `lists` from the constructor."""
+        self._find_buffers()
         if self.base_layer:
             self.parts[""] = self.base_layer
         local: dict[str, SourceClass | str] = {}  # what is appended to local lists
@@ -132,6 +134,20 @@ class SourceClass:
                 if name and node.func.attr == "append" and name in self.lists and node.args:
                     self.lists[name] = next(self._classes(node.args[0]), self.lists[name])
 
+    def _find_buffers(self) -> None:
+        """Adds the arrays that files contain and that are not trained, as `nn.Buffer`."""
+        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+            if isinstance(node, ast.Assign):
+                name, value = own_attribute(node.targets[0]), node.value
+            elif isinstance(node, ast.Call) and dotted(node.func) == "self.register_buffer":
+                first = node.args[0] if node.args else None
+                name, value = str(getattr(first, "value", "")), node
+            else:
+                continue
+            if name and isinstance(value, ast.Call) and is_stored_buffer(value):
+                self.parts[name] = "nn.Buffer"
+                self.alternatives[name] = ["nn.Buffer"]
+
     def constructed(self) -> Iterator[SourceClass | str]:
         """Yields the classes that the constructor creates, under any name."""
         if "__init__" in self.methods:
@@ -147,9 +163,7 @@ class SourceClass:
             if part not in self.alternatives.setdefault(name, []):
                 self.alternatives[name].append(part)
 
-    def _classes(
-        self, value: ast.AST, skip: ast.AST | None = None
-    ) -> Iterator[SourceClass | str]:
+    def _classes(self, value: ast.AST, skip: ast.AST | None = None) -> Iterator[SourceClass | str]:
         for node in calls(value):
             name = dotted(node.func).removesuffix("._from_config").removeprefix("torch.")
             if node is skip:
@@ -160,6 +174,19 @@ class SourceClass:
                 yield f"nn.{name}" if name == "LayerNorm" else name
             elif re.fullmatch(r"nn\.[A-Z]\w+", name):
                 yield name
+
+
+def is_stored_buffer(node: ast.Call) -> bool:
+    """Returns whether a call creates an array that files contain and that is not trained."""
+
+    def word(name: str) -> object:
+        values = [w.value for w in node.keywords if w.arg == name]
+        return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+    name = dotted(node.func).removeprefix("torch.")
+    if name == "nn.Parameter":
+        return word("requires_grad") is False
+    return name in ("nn.Buffer", "self.register_buffer") and word("persistent") is not False
 
 
 class SourceFile:
@@ -174,6 +201,9 @@ class SourceFile:
         constants: The values of other variables of the module, by name.
         imported: The original names of imported names.
         abstract: The base class of all models of the file.
+        encoder_only: Whether the models are encoders that could also be decoders.
+        tests: The values of options that the port does not support.
+        absent: The arguments that the port does not support.
     """
 
     def __init__(self, model_type: str):
@@ -191,6 +221,7 @@ class SourceFile:
                 f"models/{folder}/modeling_{folder}.py does not exist"
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
+        _ClassTables(tree).visit(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
@@ -204,7 +235,9 @@ class SourceFile:
         for node in nodes:
             self.classes[node.name] = SourceClass(node, self)
         self.abstract = self.classes[(own or abstract)[0]]
-        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self.functions = {
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
+        }
         self.constants: dict[str, ast.expr] = {}
         self.imported: dict[str, str] = {}
         for item in tree.body:
@@ -212,13 +245,32 @@ class SourceFile:
                 self.constants[item.targets[0].id] = item.value
             if isinstance(item, ast.ImportFrom):
                 self.imported |= {alias.asname or alias.name: alias.name for alias in item.names}
+        source = self.path.read_text(encoding="utf-8")
+        has_cross_attention = "config.add_cross_attention" in source
+        self.encoder_only = has_cross_attention and "config.is_decoder" in source
+        self.tests = ENCODER_TESTS if has_cross_attention else {}
+        self.absent = dict.fromkeys(ENCODER_INPUTS) if has_cross_attention else {}
         for owner in self.classes.values():
+            if "__init__" in owner.methods:
+                constructor = owner.methods["__init__"]
+                constructor.body = fold(constructor.body, {}, self.tests) or [ast.Pass()]
             owner.find_parts()
 
     @property
     def relative_path(self) -> str:
         """The path relative to the folder that contains Transformers."""
         return f"transformers/models/{self.path.parent.name}/{self.path.name}"
+
+    def _base_model(self) -> SourceClass | None:
+        """Returns the class of a configuration that no Auto class maps to a base model."""
+        config_name = model_types()[self.model_type]
+        models = [
+            owner
+            for owner in self.classes.values()
+            if owner.kind == "model" and _mentions(owner, config_name)
+        ]
+        plain = [owner for owner in models if owner.name.endswith("Model")]
+        return next(iter(plain or models), None)
 
     def heads(self) -> dict[str, SourceClass]:
         """Returns the class for each task, such as `Model` and `ForCausalLM`."""
@@ -227,6 +279,10 @@ class SourceFile:
             owner = self.classes.get(name)
             if owner is not None and owner not in heads.values():
                 heads[task] = owner
+        if "Model" not in heads and (base := self._base_model()) is not None:
+            heads = {"Model": base} | {
+                task: owner for task, owner in heads.items() if owner is not base
+            }
         found = {owner.name for owner in heads.values()}
         for name, owner in self.classes.items():  # heads without an Auto class
             suffix = name.removeprefix(self.prefix)
@@ -234,6 +290,35 @@ class SourceFile:
             if is_head and name not in found and suffix not in heads and "Model" in heads:
                 heads[suffix] = owner
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
+
+
+class _ClassTables(ast.NodeTransformer):
+    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
+
+    def __init__(self, tree: ast.Module):
+        self.tables: dict[str, str] = {}
+        for item in tree.body:
+            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
+                for key, value in zip(item.value.keys, item.value.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
+                        self.tables[dotted(item.targets[0])] = dotted(value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        name = self.tables.get(dotted(node.value))
+        if name is not None and ast.unparse(node.slice).endswith("_attn_implementation"):
+            return ast.copy_location(ast.Name(name, ast.Load()), node)
+        return node
+
+
+def _mentions(owner: SourceClass, config_name: str) -> bool:
+    """Returns whether a model class is annotated with a configuration class."""
+    for item in owner.node.body:
+        if isinstance(item, ast.AnnAssign) and dotted(item.target) == "config":
+            return ast.unparse(item.annotation) == config_name
+    constructor = owner.methods.get("__init__")
+    annotations = [arg.annotation for arg in constructor.args.args] if constructor else []
+    return any(ast.unparse(note) == config_name for note in annotations if note is not None)
 
 
 def _task_rank(task: str) -> int:
@@ -275,7 +360,9 @@ def _auto_mappings() -> tuple[dict[str, dict[str, str]], dict[str, str]]:
         if isinstance(node, ast.ClassDef) and node.name.startswith("AutoModel"):
             for item in node.body:
                 if isinstance(item, ast.Assign) and dotted(item.targets[0]) == "_model_mapping":
-                    tasks.setdefault(node.name.removeprefix("AutoModel") or "Model", dotted(item.value))
+                    tasks.setdefault(
+                        node.name.removeprefix("AutoModel") or "Model", dotted(item.value)
+                    )
     return tables, tasks
 
 

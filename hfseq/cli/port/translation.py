@@ -137,6 +137,8 @@ class Translator:
         self._pending: list[tuple[str, int]] = []
         self._line = 0
         self._whole: dict[str, bool] = {}
+        #: Markers of names that nothing defines.
+        self.missing: list[str] = []
         #: Further lines of the base model class.
         self.class_attributes: list[str] = []
         self._scan_file()
@@ -165,6 +167,11 @@ class Translator:
             kind = _layer_type(value, loop)
             if kind is not None:
                 self.per_type.setdefault(loop.layer.name, {})[name] = kind
+
+    @property
+    def base(self) -> SourceClass | None:
+        """The base model."""
+        return self.file.heads().get("Model")
 
     def has_field(self, name: str) -> bool:
         """Returns whether the configuration class has a field."""
@@ -303,20 +310,47 @@ class Translator:
         self._rename_reserved(function)
         names = parameters(function)
         constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in ABSENT_ARGUMENTS}
+        constants |= {n: None for n in self.file.absent if n in names}
         if not scope.is_model:
             constants["output_attentions"] = True
-        body = fold(function.body, constants)
+        lifting.remove_layerdrop(function)
+        body = fold(function.body, constants, self.file.tests)
         if owner.kind == "attention" and name == "forward":
-            body = self._guard_each(owner, body, lambda lines: lifting.lift_attention_body(scope, lines))
+            body = self._guard_each(
+                owner, body, lambda lines: lifting.lift_attention_body(scope, lines)
+            )
         self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
         body = self._configuration(scope, body)
-        visitor = self.expressions(scope, lambda visitor, node: self._lift_call(scope, visitor, node))
+        visitor = self.expressions(
+            scope, lambda visitor, node: self._lift_call(scope, visitor, node)
+        )
         visitor.enter(function)
         lines = self._lines(scope, visitor, body)
         if owner in self.scanned and name == "forward":
             lines = self._layer_result(scope, lines)
+        if scope.is_model and name == "forward":
+            lines = self._packed_positions(scope, names, lines)
         lines = return_directly(unused_names(tidy_body(lines)))
         return self._function(scope, function, names, lines)
+
+    def _packed_positions(
+        self, scope: Scope, names: list[str], lines: list[ast.stmt]
+    ) -> list[ast.stmt]:
+        """Lets the positions of packed documents start again, where a submodule counts them."""
+        text = "\n".join(ast.unparse(line) for line in lines)
+        if "nn.visible(" not in text or "positions_in_segments" in text:
+            return lines
+        if "position_ids" not in names:
+            return lines
+        offset = ""
+        if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
+            scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
+            offset = " + self.pad_token_id + 1"
+        check = statement(
+            "if position_ids is None and segment_ids is not None:\n"
+            f"    position_ids = nn.positions_in_segments(segment_ids){offset}"
+        )
+        return [check, *lines]
 
     def _guard_each(
         self,
@@ -381,6 +415,11 @@ class Translator:
         translator = self
 
         class Read(ast.NodeTransformer):
+            def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                self.generic_visit(node)
+                match = re.fullmatch(r"self\.position_ids\[:, :(\w+)\]", ast.unparse(node))
+                return expression(f"jnp.arange({match[1]})[None]") if match else node
+
             def visit_Call(self, node: ast.Call) -> ast.AST:
                 function = node.func
                 if isinstance(function, ast.Attribute):
@@ -420,8 +459,8 @@ class Translator:
 
     def renamed_weights(self) -> dict[str, str]:
         """Returns the names in files where they differ from the names of attributes."""
-        base = self.file.heads()["Model"].name
-        return file_names.renamed_weights(self.file.model_type, base)
+        names = [owner.name for owner in self.file.heads().values()]
+        return file_names.renamed_weights(self.file.model_type, names)
 
     def is_list(self, path: str) -> bool:
         """Returns whether a field of the configuration is a list."""
@@ -489,7 +528,7 @@ class Translator:
             return self._own_call(scope, visitor, node, name)
         function = dotted(node.func)
         if function in self.file.functions:
-            return self._helper_call(scope, visitor, node, function)
+            return self.helper_call(scope, visitor, node, function)
         return None
 
     def _own_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
@@ -503,7 +542,8 @@ class Translator:
                 words.append(ast.keyword(argument, visitor.visit(values[argument])))
         return _positional(node.func, words, arguments)
 
-    def _helper_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
+    def helper_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
+        """Translates the call of a function of the file."""
         helper = self._helper(name)
         arguments = parameters(helper)
         values = bind(node, parameters(self.file.functions[name]))
@@ -528,8 +568,10 @@ class Translator:
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         names = parameters(function)
         constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in ABSENT_ARGUMENTS}
-        body = fold(function.body, constants)
-        visitor = self.expressions(scope, lambda visitor, node: self._lift_call(scope, visitor, node))
+        body = fold(function.body, constants, self.file.tests)
+        visitor = self.expressions(
+            scope, lambda visitor, node: self._lift_call(scope, visitor, node)
+        )
         visitor.enter(function)
         lines = return_directly(unused_names(tidy_body(self._lines(scope, visitor, body))))
         translated = self._function(scope, function, names, lines)
@@ -622,7 +664,9 @@ class Translator:
         chosen = {n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}}
         left_out: dict[str, str] = {}
         for name, owner in chosen.items():
-            if owner.kind != "generic":
+            if self.file.encoder_only and name == "ForCausalLM":
+                left_out[name] = f"the port is an encoder, line {owner.node.lineno}"
+            elif owner.kind != "generic":
                 self.port(owner)
             elif name not in writer.GENERIC_HEADS:
                 left_out[name] = f"no translation of {owner.bases[0]}, line {owner.node.lineno}"
@@ -632,9 +676,19 @@ class Translator:
             if own and name not in (self.requested or ()):
                 left_out[name] = f"{own[0].reason}, line {own[0].line}"
         chosen = {n: o for n, o in chosen.items() if n not in left_out}
-        used = set().union(*(self._closure(owner) for owner in chosen.values()))
+        used: set[str] = set().union(*(self._closure(owner) for owner in chosen.values()))
         all_markers = [m for name in self.markers if name in used for m in self.markers[name]]
         text, names = writer.write(self, chosen, used, all_markers)
+        for name in sorted(writer.undefined_names(text)):
+            value = self.file.constants.get(name)
+            if value is not None and _is_literal(value):
+                self.constants[name] = statement(f"{name} = {ast.unparse(value)}")
+                continue
+            marker = self._undefined(name)
+            all_markers.append(marker)
+            self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
+        if self.constants or self.missing:
+            text, names = writer.write(self, chosen, used, all_markers)
         return Translation(
             model_type=self.file.model_type,
             text=text,
@@ -645,6 +699,15 @@ class Translator:
             left_out=left_out,
             path=str(self.file.path),
         )
+
+    def _undefined(self, name: str) -> Marker:
+        """Returns a marker for a name that the port reads and nothing defines."""
+        lines = self.file.path.read_text(encoding="utf-8").split("\n")
+        numbers = (n for n, line in enumerate(lines, 1) if re.search(rf"\b{name}\b", line))
+        uses = [n for n in numbers if not re.match(r"\s*(from|import|\w+,$)", lines[n - 1])]
+        line = next(iter(uses), 0)
+        reason = f"the name {name} has no translation"
+        return Marker(reason, str(self.file.path), line, lines[line - 1].strip() if line else name)
 
     def _closure(self, owner: SourceClass) -> set[str]:
         names, open_names = set(), [owner.name]
@@ -675,6 +738,14 @@ class Translator:
                     new = "__call__" if method == "forward" else method
                     lines[f"{ported.name}.{new}"] = node.lineno
         return lines
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _config_class(model_type: str) -> Any:
@@ -716,9 +787,7 @@ def _name_weights(node: ast.Assign) -> str:
     return ""
 
 
-def _positional(
-    function: ast.expr, words: list[ast.keyword], arguments: Sequence[str]
-) -> ast.expr:
+def _positional(function: ast.expr, words: list[ast.keyword], arguments: Sequence[str]) -> ast.expr:
     """Builds a call whose first arguments are positional as far as none is left out."""
     args: list[ast.expr] = []
     for word, name in zip(words, arguments, strict=False):

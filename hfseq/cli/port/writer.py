@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib.metadata
 import re
 import shutil
 import subprocess
+import symtable
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -138,7 +140,9 @@ def write(
         if owner.kind == "generic":
             own_prefix = str(owner.literal("base_model_prefix", "model"))
             module, text = GENERIC_HEADS[name]
-            std = "config.initializer_range" if translator.has_field("initializer_range") else "0.02"
+            std = (
+                "config.initializer_range" if translator.has_field("initializer_range") else "0.02"
+            )
             blocks.append(text.strip().format(prefix=own_prefix, base=base.name, std=std))
             modules[name] = module
     flax_names = {name: f"Flax{owner.name}" for name, owner in heads.items()}
@@ -146,6 +150,7 @@ def write(
     blocks.append(_rules(translator))
     blocks.append(_hook(translator, flax_names))
     if markers:
+        blocks += ["\n".join(translator.missing)] if translator.missing else []
         blocks.append("refuse_untranslated(__file__)")
     body = "\n\n\n".join(blocks)
     version = importlib.metadata.version("transformers")
@@ -153,6 +158,28 @@ def write(
     head = f'"""{title}\n\nSource: {file.relative_path}\n"""'
     text = f"{head}\n\n{_imports(translator, body, bool(markers))}\n\n\n{body}\n"
     return format_text(text), flax_names
+
+
+def undefined_names(text: str) -> set[str]:
+    """Returns the names that a module reads and that nothing defines."""
+    top = symtable.symtable(text, "port", "exec")
+    defined = {*dir(builtins), "__file__", "__name__"}
+    for name in top.get_identifiers():
+        symbol = top.lookup(name)
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+            defined.add(name)
+    missing: set[str] = set()
+
+    def walk(table: symtable.SymbolTable) -> None:
+        for name in table.get_identifiers():
+            symbol = table.lookup(name)
+            if symbol.is_referenced() and symbol.is_global() and name not in defined:
+                missing.add(name)
+        for child in table.get_children():
+            walk(child)
+
+    walk(top)
+    return missing
 
 
 def _block(node: ast.AST) -> str:
@@ -258,7 +285,7 @@ def _model_classes(
     parent = "FlaxVisionPreTrainedModel" if main == "pixel_values" else "FlaxPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
-        f'    config_class, module_class, base_model_prefix = {config}, {modules["Model"]}, '
+        f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
         f'"{prefix}"',
     ]
     if main not in ("input_ids", "pixel_values"):
@@ -278,8 +305,7 @@ def _model_classes(
     if renamed := translator.renamed_weights():
         lines.append(f"    weight_templates = {renamed!r}")
     lines += translator.class_attributes
-    if any("nn.BatchNorm" in ast.unparse(port.node) for port in translator.order if port.node):
-        lines.append('    stored_collections = {"batch_stats": ("mean", "var")}')
+    lines += _stored_collections(translator)
     blocks = ["\n".join(lines)]
     for name in heads:
         if name != "Model":
@@ -291,6 +317,17 @@ def _model_classes(
                 text += f'\n    base_model_prefix = "{own_prefix}"'
             blocks.append(text)
     return blocks
+
+
+def _stored_collections(translator: Translator) -> list[str]:
+    """Returns the declaration of the arrays that files contain and that are not trained."""
+    text = "\n".join(ast.unparse(port.node) for port in translator.order if port.node)
+    collections: dict[str, tuple[str, ...]] = {}
+    if "nn.BatchNorm(" in text:
+        collections["batch_stats"] = ("mean", "var")
+    if buffers := dict.fromkeys(re.findall(r"self\.(\w+) = nn\.Buffer\(", text)):
+        collections["buffers"] = tuple(buffers)
+    return [f"    stored_collections = {collections!r}"] if collections else []
 
 
 _TACTICS = {
@@ -365,6 +402,8 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
     groups[1].append(f"from {_config_module(translator)} import {translator.config_name}")
     names = [n for n in ("FlaxPreTrainedModel",) if reads(n)]
     groups[2].append(f"from hfseq import {', '.join([*names, 'hookimpl', 'nn'])}")
+    if reads("UsageError"):
+        groups[2].append("from hfseq.errors import UsageError")
     if reads("CausalGeneration"):
         groups[2].append("from hfseq.generation import CausalGeneration")
     modeling = [n for n in ("FlaxVisionPreTrainedModel", "JoinedTensor") if reads(n)]
