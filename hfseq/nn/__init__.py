@@ -39,7 +39,7 @@ from hfseq.nn.layers import (
     uniform,
 )
 from hfseq.nn.logits import defer_logits, map_logits
-from hfseq.nn.modules import ConvTranspose, Function, Sequential, identity
+from hfseq.nn.modules import Buffer, ConvTranspose, Function, Sequential, identity
 from hfseq.nn.positions import (
     Rotary,
     alibi_slopes,
@@ -66,6 +66,7 @@ from hfseq.nn.visible import (
 __all__ = [
     "AttentionSpec",
     "BatchNorm",
+    "Buffer",
     "CachedAttention",
     "Conv",
     "Conv1D",

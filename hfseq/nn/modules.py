@@ -20,9 +20,20 @@ from hfseq.nn.layers import Dropout, Initializer, initial_bias, per_axis
 from hfseq.nn.random import Keys
 
 
-def identity(x: Any) -> Any:
-    """Returns its argument."""
+def identity(x: Any, *_: Any) -> Any:
+    """Returns its first argument."""
     return x
+
+
+class Buffer(nnx.Variable):
+    """An array that files contain and that is not trained, like PyTorch's buffers.
+
+    Buffers belong to the collection `buffers`. A model class lists the names of those that files
+    contain in `stored_collections`, such as `{"buffers": ("correction_bias",)}`.
+    """
+
+
+nnx.register_variable_name("buffers", Buffer)
 
 
 class Function:

@@ -57,6 +57,8 @@ _WEIGHTS = {
     "nn.Conv2d": "kernel[...].transpose(3, 2, 0, 1)",
     "nn.Conv3d": "kernel[...].transpose(4, 3, 0, 1, 2)",
 }
+#: Attributes that are read with `[...]`.
+_ARRAYS = ("nn.Parameter", "nn.Buffer")
 #: Calls without an effect on the result.
 _MESSAGES = ("logger.", "warnings.", "torch._check", "torch._dynamo.")
 _CHECKS = frozenset({"torch_compilable_check", "print", "requires_backends"})
@@ -102,6 +104,9 @@ class Expressions(ast.NodeTransformer):
         name = torch_name(node.func)
         if name in ("Tensor.to", "Tensor.type"):
             return self._cast(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
+            if (numbers := _fixed_numbers(self, node.func.value)) is not None:
+                return numbers
         rule = table.RULES.get(name)
         if name.startswith("nn.") and rule is not None:
             return self.construct(node) or node
@@ -137,6 +142,8 @@ class Expressions(ast.NodeTransformer):
     def _method(self, node: ast.Call, function: ast.Attribute) -> ast.AST:
         """Translates the call of a method of a tensor, or of another object."""
         owner, method = dotted(function.value), function.attr
+        if method == "forward" and ast.unparse(function.value) == "super()":
+            function.attr = "__call__"
         if (
             own_attribute(function)
             or owner.split(".")[0] in _FOREIGN
@@ -228,13 +235,48 @@ class Expressions(ast.NodeTransformer):
         if name in table.CONSTANTS:
             return expression(table.CONSTANTS[name])
         own = own_attribute(node)
-        if own and self.parts.get(own) == "nn.Parameter" and isinstance(node.ctx, ast.Load):
+        if own and self.parts.get(own) in _ARRAYS and isinstance(node.ctx, ast.Load):
             return _read(node)
-        part = self.parts.get(own_attribute(node.value))
+        base = self.parts.get("")  # the layer of PyTorch that the class derives from
+        if isinstance(base, str) and own == "weight" and base in _WEIGHTS:
+            return expression(f"self.{_WEIGHTS[base]}")
+        if isinstance(base, str) and own == "bias":
+            return expression("self.bias[...]")
+        part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
-            return expression(f"self.{own_attribute(node.value)}.{_WEIGHTS[part]}")
+            return expression(f"{owner}.{_WEIGHTS[part]}")
         if isinstance(part, str) and node.attr == "bias" and part.startswith("nn."):
-            return expression(f"self.{own_attribute(node.value)}.bias[...]")
+            return expression(f"{owner}.bias[...]")
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Leaves parameters that are compared with `None` as they are."""
+        is_none = len(node.comparators) == 1 and ast.unparse(node.comparators[0]) == "None"
+        if is_none and self.parts.get(own_attribute(node.left)) in _ARRAYS:
+            return node
+        return self.generic_visit(node)
+
+    def part_of(self, node: ast.AST) -> object:
+        """Returns what a submodule such as `self.embeddings.projection` is, or `None`."""
+        if own := own_attribute(node):
+            return self.parts.get(own)
+        if isinstance(node, ast.Attribute):
+            return getattr(self.part_of(node.value), "parts", {}).get(node.attr)
+        return None
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        """Translates numbers that are computed in advance, such as rates of stochastic depth."""
+        values = _listed_values(node)
+        numbers = None if values is None else _fixed_numbers(self, values)
+        if numbers is not None:
+            return numbers
+        if isinstance(values, ast.Call) and isinstance(values.func, ast.Attribute):
+            parts = _fixed_numbers(self, values.func.value) if values.func.attr == "split" else None
+            if parts is not None:
+                ends = f"np.cumsum({ast.unparse(self.visit(values.args[0]))})[:-1]"
+                assert isinstance(parts, ast.Call) and isinstance(parts.func, ast.Attribute)
+                node.generators[0].iter = call("np.split", parts.func.value, ends)
+                return node
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -695,6 +737,26 @@ def _elements(node: ast.expr) -> list[ast.expr]:
 
 def _read(node: ast.Attribute) -> ast.expr:
     return ast.Subscript(node, ast.Constant(...), ast.Load())
+
+
+def _listed_values(node: ast.ListComp) -> ast.expr | None:
+    """Returns `values` for `[x.item() for x in values]`, or `None`."""
+    generator = node.generators[0]
+    text = ast.unparse(node.elt)
+    variable = dotted(generator.target)
+    if len(node.generators) > 1 or generator.ifs:
+        return None
+    return generator.iter if text in (f"{variable}.item()", f"{variable}.tolist()") else None
+
+
+def _fixed_numbers(visitor: Expressions, node: ast.expr) -> ast.expr | None:
+    """Translates `torch.linspace(...)` to a list of numbers, or returns `None`."""
+    if not isinstance(node, ast.Call) or dotted(node.func) != "torch.linspace":
+        return None
+    words = [word.value for word in node.keywords if word.arg in ("start", "end", "steps")]
+    numbers = [visitor.visit(argument) for argument in (*node.args, *words)]
+    values = call("np.linspace", *numbers)
+    return ast.Call(ast.Attribute(values, "tolist", ast.Load()), [], [])
 
 
 def _random_shape(node: ast.expr) -> ast.expr | None:

@@ -67,9 +67,9 @@ class Rule:
     Attributes:
         names: Names in PyTorch, separated by spaces.
         parameters: The parameters, as in a call: `"x, dim, keepdim=..., *sizes"`. The default `...`
-            means that PyTorch and JAX have the same default, and the default `ignored` that JAX
-            needs no such argument. A method's first parameter is the tensor. If `*sizes` is read as
-            `sizes`, it is the tuple of its arguments.
+            means that PyTorch and JAX have the same default. The default `ignored` and the name
+            `*ignored` mean that JAX needs no such argument. A method's first parameter is the
+            tensor. If `*sizes` is read as `sizes`, it is the tuple of its arguments.
         results: Expressions of the parameters. The first one that reads all arguments of a call
             replaces the call. Keyword arguments that read a missing parameter are left out.
         example: Calls in PyTorch for the test, separated by semicolons. The test defines `x`, `y`,
@@ -121,7 +121,8 @@ def parameters(rule: Rule) -> list[Parameter]:
     names: list[Parameter] = []
     for argument in call.args:
         if isinstance(argument, ast.Starred):
-            names.append(Parameter(ast.unparse(argument.value), None, True))
+            name = ast.unparse(argument.value)
+            names.append(Parameter(name, None, True, is_ignored=name == "ignored"))
         else:
             names.append(Parameter(ast.unparse(argument)))
     for keyword in call.keywords:
@@ -193,14 +194,22 @@ ELEMENTWISE = [
         "x ** exponent",
         example="x.pow(2) ; torch.pow(positive, 1.5) ; torch.pow(2, ids)",
     ),
-    Rule(_both("add"), "x, other", "x + other", example="torch.add(x, y)"),
+    Rule(
+        _both("add"),
+        "x, other, alpha=1",
+        "x + other",
+        "x + alpha * other",
+        example="torch.add(x, y) ; torch.add(x, y, alpha=2)",
+    ),
     Rule(_both("sub subtract"), "x, other", "x - other", example="x.sub(y)"),
     Rule(_both("mul multiply"), "x, other", "x * other", example="torch.mul(x, y)"),
     Rule(
         _both("div divide true_divide"),
         "x, other, rounding_mode=None",
         "x / other",
-        example="x.div(2.5) ; torch.div(ids, 2)",
+        "F.divide(x, other, rounding_mode)",
+        example="x.div(2.5) ; torch.div(ids, 2) ; torch.div(x, 0.3, rounding_mode='floor')"
+        " ; torch.div(ids - 5, 2, rounding_mode='trunc')",
     ),
     Rule(_both("floor_divide"), "x, other", "x // other", example="torch.floor_divide(ids, 2)"),
     Rule(
@@ -1252,7 +1261,7 @@ HELPERS = [
         "is_torchdynamo_compiling is_torchdynamo_exporting torch.jit.is_tracing "
         "torch.compiler.is_compiling is_flash_attention_requested is_fsdp_managed_module "
         "is_deepspeed_zero3_enabled torch.is_autocast_enabled is_tracing",
-        "*arguments, config=ignored",
+        "*ignored, config=ignored",
         "False",
     ),
     Rule(
@@ -1465,7 +1474,7 @@ MODULES = [
     Rule("nn.Sigmoid", "", "jax.nn.sigmoid", example="nn.Sigmoid()(x)"),
     Rule("nn.LogSigmoid", "", "jax.nn.log_sigmoid", example="nn.LogSigmoid()(x)"),
     Rule("nn.Tanh", "", "jnp.tanh", example="nn.Tanh()(x)"),
-    Rule("nn.Identity", "*arguments", "nn.identity", example="nn.Identity()(x)"),
+    Rule("nn.Identity", "*ignored", "nn.identity", example="nn.Identity()(x)"),
     Rule("nn.Dropout nn.Dropout1d nn.Dropout2d", "p=0.5", "nn.Dropout(p)"),
     Rule(
         "nn.Sequential",

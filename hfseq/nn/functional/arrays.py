@@ -88,6 +88,15 @@ def meshgrid(*vectors: Array, indexing: str = "ij") -> list[Array]:
     return jnp.meshgrid(*parts, indexing=indexing)
 
 
+def divide(x: Array, divisor: Any, rounding_mode: str | None = None) -> Array:
+    """Divides, and rounds down ("floor") or toward zero ("trunc")."""
+    if rounding_mode == "floor":
+        return jnp.floor_divide(x, divisor)
+    if rounding_mode == "trunc":
+        return jnp.trunc(x / divisor).astype(jnp.result_type(x, divisor))
+    return x / divisor
+
+
 # -- selecting elements
 
 
