@@ -40,7 +40,7 @@ EXAMPLES = """examples:
   hfseq tokenizer --help                 train a tokenizer on your own text
   hfseq env                              show versions, plugins and devices, for a bug report
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
-  hfseq port doge                        write doge.py, a port of a PyTorch model file
+  hfseq port arcee                       write arcee.py, a port of a PyTorch model file
   hfseq plan --config gpt2 --devices h200:8   estimate memory, communication and time of a run
   hfseq report DIR                       show the progress or the results of a run
   hfseq compare DIR DIR                  compare the curves and the flags of runs

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from hfseq.cli.port.translation import Translation
     from hfseq.cli.port.verification import HeadResult
 
-EXAMPLES = """hfseq port doge                              # writes doge.py and test_doge.py
-hfseq port doge --heads Model ForCausalLM --output_file my_doge.py
-hfseq port jamba                             # exits with 1: lists statements to translate by hand
-hfseq port jamba --only_verify               # compares the edited jamba.py with PyTorch
-hfseq train clm --plugin doge.py --help"""
+EXAMPLES = """hfseq port arcee                              # writes arcee.py and test_arcee.py
+hfseq port arcee --heads Model ForCausalLM --output_file my_arcee.py
+hfseq port reformer                             # exits with 1: lists statements to translate by hand
+hfseq port reformer --only_verify               # compares the edited reformer.py with PyTorch
+hfseq train clm --plugin arcee.py --help"""
 
 #: The newest minor version of Transformers whose model files the translation is tested with.
 TESTED_VERSION = (5, 24)

@@ -119,7 +119,10 @@ def add_coverage(parser: argparse.ArgumentParser) -> None:
         help="Port only the I-th of N parts of the types.",
     )
     parser.add_argument(
-        "--heads", nargs="+", metavar="HEAD", help="Heads to compare. Default: all heads."
+        "--heads",
+        nargs="+",
+        metavar="HEAD",
+        help="Heads to compare, or `main` for one head per type. Default: all heads.",
     )
     parser.add_argument(
         "--checks",
@@ -336,7 +339,7 @@ def port_type(model_type: str, options: Options, known: Result | None = None) ->
         stage = "configuration"
         config = verification.tiny_config(model_type)
         stage = "verify"
-        selected = [head for head in spec.heads if heads is None or head in heads]
+        selected = select_heads(list(spec.heads), heads)
         results = list(verification.verify(path, model_type, config, selected, checks))
         return dataclasses.replace(
             result,
@@ -350,6 +353,21 @@ def port_type(model_type: str, options: Options, known: Result | None = None) ->
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         return dataclasses.replace(result, stage=stage, reason=reason)
+
+
+def select_heads(heads: Sequence[str], requested: Sequence[str] | None) -> list[str]:
+    """Returns the heads to compare.
+
+    Args:
+        heads: The heads of a port.
+        requested: Names of heads, `["main"]` for the most important one, or `None` for all.
+    """
+    if requested is None:
+        return list(heads)
+    if list(requested) == ["main"]:
+        order = [head for head in (*MAIN_HEADS, "Model") if head in heads]
+        return (order or list(heads))[:1]
+    return [head for head in heads if head in requested]
 
 
 def _outcome(result: HeadResult) -> str:

@@ -83,7 +83,8 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     """
     tiny: Any = importlib.import_module("hfseq_plugins.bridge.tiny")
     try:
-        config = tiny.tiny_config(model_type)
+        with quiet():
+            config = tiny.tiny_config(model_type)
     except UsageError:
         raise
     except Exception as error:
