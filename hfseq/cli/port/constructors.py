@@ -365,8 +365,11 @@ class Constructor:
                 return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)  # type: ignore[arg-type]
         if name == "nn.ModuleList":
             return self.module_list(visitor, node)
-        if name in ("nn.Linear", "LayerNorm"):
-            pass
+        if name == "Conv1D":  # of GPT-2: outputs first
+            sizes = [visitor.visit(arg) for arg in node.args[::-1]]
+            return call("nn.Conv1D", *sizes, "init", "rngs")  # type: ignore[arg-type]
+        if name == "LayerNorm" and name in self.translator.file.imported:
+            name = "nn.LayerNorm"
         function = _LAYERS.get(name)
         if function is not None:
             arguments = [visitor.visit(arg) for arg in node.args]

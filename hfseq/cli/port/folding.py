@@ -60,7 +60,7 @@ CONSTANT_TESTS: dict[str, bool] = {
 #: Options of encoders that can also be decoders. Their ports are encoders.
 ENCODER_TESTS: dict[str, bool] = {
     r"(self\.)?config\.(is_decoder|add_cross_attention)": False,
-    r"self\.(is_decoder|add_cross_attention)": False,
+    r"self\.(is_decoder|add_cross_attention|is_cross_attention)": False,
 }
 #: The arguments of models with cross-attention.
 ENCODER_INPUTS = ("encoder_hidden_states", "encoder_attention_mask")

@@ -348,8 +348,8 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
         r"\(?cos, sin\)? = position_embeddings$", text
     ):
         return []
-    if isinstance(item, ast.If) and "attention_interface(" not in text:
-        if re.search(r"apply_rotary|extend_cache\(", text):
+    if isinstance(item, ast.If):
+        if re.search(r"apply_rotary|extend_cache\(|attention_interface\(", text):
             item.body = [
                 line for sub in item.body for line in _attention_statement(scope, sub, keeps)
             ]

@@ -6,11 +6,11 @@ import ast
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
-from hfseq.cli.port.syntax import calls, dotted, own_attribute
+from hfseq.cli.port.syntax import calls, dotted, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean
 
 
@@ -172,7 +172,7 @@ class SourceClass:
                 yield self.file.classes[name]
             elif name in ("LayerNorm", "Conv1D"):
                 yield f"nn.{name}" if name == "LayerNorm" else name
-            elif re.fullmatch(r"nn\.[A-Z]\w+", name):
+            elif re.fullmatch(r"nn\.(?!Buffer)[A-Z]\w+", name):
                 yield name
 
 
@@ -225,7 +225,7 @@ class SourceFile:
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
-            raise UsageError(f"{self.path} defines no class whose name ends in PreTrainedModel")
+            raise UsageError(f"{self.path.name} defines no class whose name ends in PreTrainedModel")
         self.task_classes = task_classes(model_type)
         base = self.task_classes.get("Model", "")
         parents = {node.name: [ast.unparse(base) for base in node.bases] for node in nodes}
@@ -253,7 +253,9 @@ class SourceFile:
         for owner in self.classes.values():
             if "__init__" in owner.methods:
                 constructor = owner.methods["__init__"]
-                constructor.body = fold(constructor.body, {}, self.tests) or [ast.Pass()]
+                constants = {"is_cross_attention": False} if self.encoder_only else {}
+                body = fold(constructor.body, constants, self.tests)
+                constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
             owner.find_parts()
 
     @property
@@ -309,6 +311,23 @@ class _ClassTables(ast.NodeTransformer):
         if name is not None and ast.unparse(node.slice).endswith("_attn_implementation"):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
+
+
+def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:
+    """Replaces variables that stand for one class by the class."""
+    aliases = {
+        dotted(item.targets[0]): item.value
+        for item in body
+        if isinstance(item, ast.Assign)
+        and isinstance(item.targets[0], ast.Name)
+        and dotted(item.value) in classes
+    }
+    lines = [
+        item
+        for item in body
+        if not (isinstance(item, ast.Assign) and dotted(item.targets[0]) in aliases)
+    ]
+    return [replace(item, aliases) for item in lines]  # type: ignore[misc]
 
 
 def _mentions(owner: SourceClass, config_name: str) -> bool:

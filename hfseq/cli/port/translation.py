@@ -636,6 +636,9 @@ class Translator:
             scope.ported.methods[scope.method] = result
         if forward and self._whole[owner.name]:
             head = "self, *args, **kwargs"
+            if "rngs" in read:
+                head = "self, *args, rngs=None, **kwargs"
+                _pass_keys(lines)
         else:
             head = _signature(arguments, implicit, defaults, scope.is_model and forward)
         text = f"def {'__call__' if forward else scope.method}({head}): pass"
@@ -738,6 +741,15 @@ class Translator:
                     new = "__call__" if method == "forward" else method
                     lines[f"{ported.name}.{new}"] = node.lineno
         return lines
+
+
+def _pass_keys(lines: Sequence[ast.stmt]) -> None:
+    """Passes random keys on to the base model, which gets all other arguments unchanged."""
+    for item in lines:
+        for node in ast.walk(item):
+            if isinstance(node, ast.Call) and any(isinstance(a, ast.Starred) for a in node.args):
+                if node.keywords and node.keywords[-1].arg is None:
+                    node.keywords.insert(0, ast.keyword("rngs", expression("rngs")))
 
 
 def _is_literal(value: ast.expr) -> bool:
