@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hfseq import cli, plugins
@@ -176,6 +177,22 @@ def test_failed_checks_are_reported_with_their_reasons(monkeypatch, capsys):
     assert cli.main(["port", "llama", "--force"]) == 1
     assert "Model: 1 checks passed, 1 failed" in capsys.readouterr().out
     assert "FAILED eager: outputs differ" in str(result) and not result.passes
+
+
+def test_inputs_that_the_battery_does_not_know_are_part_of_the_test():
+    inputs = {"bbox": np.tile(np.array([[[1, 2]], [[3, 4]]], np.int32), (4, 1, 1))}
+    inputs["pixels"] = np.ones((8, 2), np.float32)
+    results = [
+        verification.HeadResult("Model", Report(), inputs=inputs),
+        verification.HeadResult("ForX", Report()),
+    ]
+    config = verification.tiny_config("llama")
+    text = port._write_test(Path("ported.py"), "llama", config, results).read_text()
+    (line,) = [line for line in text.splitlines() if '"bbox": ' in line]
+    bbox = eval(line.partition(": ")[2].rstrip(","), {"np": np})
+    assert np.array_equal(bbox, inputs["bbox"]) and bbox.dtype == np.int32
+    assert "normal(size=(8, 2))" in text
+    assert re.search(r"heads=\[.Model.\], inputs=", text) and 'heads=["ForX"])' in text
 
 
 # -- coverage

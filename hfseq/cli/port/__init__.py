@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from hfseq.cli.port.translation import Translation
     from hfseq.cli.port.verification import HeadResult
 
-EXAMPLES = """hfseq port arcee                              # writes arcee.py and test_arcee.py
+EXAMPLES = """hfseq port arcee                   # writes arcee.py and test_arcee.py
 hfseq port arcee --heads Model ForCausalLM --output_file my_arcee.py
-hfseq port reformer                             # exits with 1: lists statements to translate by hand
-hfseq port reformer --only_verify               # compares the edited reformer.py with PyTorch
+hfseq port reformer                # exits with 1: lists the statements to translate by hand
+hfseq port reformer --only_verify  # compares the edited reformer.py with PyTorch
 hfseq train clm --plugin arcee.py --help"""
 
 #: The newest minor version of Transformers whose model files the translation is tested with.
@@ -97,9 +98,6 @@ def run_port(arguments: argparse.Namespace) -> int:
     from hfseq.cli.port import verification
 
     config = verification.tiny_config(model_type)
-    if not arguments.only_verify:
-        test = _write_test(output, model_type, config)
-        report["test"] = str(test)
     results = []
     heads = arguments.heads if arguments.only_verify else None
     try:
@@ -110,6 +108,8 @@ def run_port(arguments: argparse.Namespace) -> int:
     except PluginError as error:
         report["error"] = first_line(error)
         return _finish(report, arguments.json, is_complete=False)
+    if not arguments.only_verify:
+        report["test"] = str(_write_test(output, model_type, config, results))
     report["results"] = [_result(result) for result in results]
     return _finish(report, arguments.json, all(result.passes for result in results))
 
@@ -171,16 +171,34 @@ def _missing_torch() -> str:
     return ""
 
 
-def _write_test(output: Path, model_type: str, config: PreTrainedConfig) -> Path:
+def _write_test(
+    output: Path, model_type: str, config: PreTrainedConfig, results: Sequence[HeadResult]
+) -> Path:
     """Writes the test of a port next to it."""
-    from hfseq.cli.port.verification import config_source
+    from hfseq.cli.port.verification import array_source, config_source
 
+    inputs = {name: value for result in results for name, value in result.inputs.items()}
+    calls: dict[tuple[str, ...], list[str]] = {}
+    for result in results:
+        calls.setdefault(tuple(result.inputs), []).append(result.head)
+    checks = []
+    for names, heads in calls.items():
+        arguments = [f'"{model_type}"', "CONFIG"]
+        if len(calls) > 1:
+            arguments.append(f"heads={heads}")
+        if names:
+            arguments.append(f"inputs={{name: INPUTS[name] for name in {names}}}")
+        checks.append(f"check_architecture({', '.join(arguments)})")
+    entries = [f'"{name}": {array_source(value)}' for name, value in inputs.items()]
     text = Template(TEST.read_text(encoding="utf-8")).substitute(
         model_type=model_type,
         name=_identifier(model_type),
         file=output.name,
+        numpy="import numpy as np" if inputs else "",
         config_class=type(config).__name__,
         config=config_source(config),
+        inputs=f"INPUTS = {{{', '.join(entries)}}}" if inputs else "",
+        checks="\n    ".join(checks),
     )
     path = _test_path(output)
     path.write_text(formatted(text), encoding="utf-8")
@@ -244,7 +262,7 @@ def _print_translation(translation: Translation, output: Path) -> None:
         print(f"  left out {head}: {reason}")
     if translation.unread_fields:
         fields = ", ".join(translation.unread_fields)
-        print(f"  configuration fields that the model file does not read: {fields}")
+        print(f"  configuration fields that PyTorch's file reads and the port does not: {fields}")
     if translation.markers:
         count = len(translation.markers)
         print(f"{count} statement{'s' * (count > 1)} without a translation:")

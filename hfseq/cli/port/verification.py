@@ -41,11 +41,13 @@ class HeadResult:
         head: The task, such as "ForCausalLM".
         report: The report of the checks.
         difference: The first module that differs, if numbers differ.
+        inputs: The inputs of the head that the battery does not create itself.
     """
 
     head: str
     report: Report
     difference: Difference | None = None
+    inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def passes(self) -> bool:
@@ -213,7 +215,7 @@ def _verify_head(
     if any(_check(name) in COMPARISONS for name in report.failed):
         with contextlib.suppress(Exception):  # the report has the error
             difference = _bisect(spec, config, head, inputs)
-    return HeadResult(head, report, difference)
+    return HeadResult(head, report, difference, inputs)
 
 
 def _bisect(
@@ -256,3 +258,14 @@ def _changes(config: PreTrainedConfig) -> dict[str, Any]:
             value = _changes(value)
         changes[name] = value
     return changes
+
+
+def array_source(value: np.ndarray) -> str:
+    """Returns a Python expression that creates the input of a test.
+
+    Floating-point inputs are random numbers. Other inputs consist of two examples that repeat.
+    """
+    if np.issubdtype(value.dtype, np.floating):
+        return f"np.random.default_rng(0).normal(size={value.shape}).astype(np.float32)"
+    repeats = (len(value) // 2, *[1] * (value.ndim - 1))
+    return f"np.tile(np.array({value[:2].tolist()}, np.{value.dtype.name}), {repeats})"
