@@ -7,6 +7,7 @@ import copy
 import re
 from typing import TYPE_CHECKING
 
+from hfseq.cli.port import lift_heads
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lifting import is_cached
 from hfseq.cli.port.scope import PortedClass, Scope, Visitor
@@ -37,6 +38,10 @@ _SKIPPED = re.compile(
     r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*|init_\w*)\b"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
 )
+
+
+#: Options of layers that no model changes, if they are passed on with their default.
+_UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
 
 
 class ActivationTables(ast.NodeTransformer):
@@ -94,7 +99,9 @@ class Constructor:
         self.rename_classes(lines)
         self.add_configuration(lines)
         kv_heads = self.add_cache(lines)
-        lines = tidy_constructor(lines, self.methods, self.translator.read_attributes)
+        called = [node for key, node in self.translator._methods.items() if key[0] == self.own.name]
+        used = [*self.methods, *called, *self.ported.properties]
+        lines = tidy_constructor(lines, used, self.translator.read_attributes)
         if kv_heads:
             lines.insert(0, statement("super().__init__()"))
         if self.translator.file.encoder_only and self.own is self.translator.base:
@@ -185,11 +192,14 @@ class Constructor:
             return [self.base_constructor(item, visitor)]
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
+        if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
+            return []
         if isinstance(item, ast.If):
             return self.branch(item, visitor)
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
-            if name in self.variables and isinstance(item.value, ast.IfExp):
+            found = self.variables.get(name, [])
+            if len(found) == 2 and isinstance(item.value, ast.IfExp):
                 self.choices[name] = item.value.test
                 return []
         if isinstance(item, ast.For):
@@ -248,7 +258,12 @@ class Constructor:
     def base_constructor(self, item: ast.stmt, visitor: Visitor) -> ast.stmt:
         """Calls the constructor of the layer that the class derives from."""
         assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
-        words = [word for word in item.value.keywords if word.arg]
+        defaults = default_values(self.own.methods["__init__"])
+        words = [
+            word
+            for word in item.value.keywords
+            if word.arg and not (word.arg in _UNUSED_OPTIONS and dotted(word.value) in defaults)
+        ]
         base = ast.Call(expression(self.own.base_layer), item.value.args, words)
         result = visitor.visit(base)
         assert isinstance(result, ast.Call)
@@ -285,16 +300,16 @@ class Constructor:
 
     def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
         """Leaves out a head whose weights are those of the embeddings."""
+        heads = self.translator.heads_of(self.own)
+        result: list[ast.stmt] = []
         for item in lines:
-            if isinstance(item, ast.Assign):
-                name = own_attribute(item.targets[0])
-                if name in self.translator.tied_heads(self.own):
-                    item.value = ast.IfExp(
-                        expression("config.tie_word_embeddings"),
-                        expression("nnx.data(None)"),
-                        item.value,
-                    )
-        return lines
+            name = own_attribute(item.targets[0]) if isinstance(item, ast.Assign) else ""
+            if name in heads:
+                assert isinstance(item, ast.Assign)
+                result += lift_heads.tie(heads[name], item)
+            else:
+                result.append(item)
+        return result
 
     def branch(self, item: ast.If, visitor: Visitor) -> list[ast.stmt]:
         """Translates a branch. Modules that only some configurations have are data in all."""
@@ -303,6 +318,11 @@ class Constructor:
         if not item.body and not item.orelse:
             return []
         before: list[ast.stmt] = []
+        modules = {
+            own_attribute(line.targets[0])
+            for line in ast.walk(item)
+            if isinstance(line, ast.Assign) and _creates_module(line.value)
+        }
         assigned = [_assigned(item.body), _assigned(item.orelse)]
         for branch, own, other in (
             (item.body, assigned[0], assigned[1]),
@@ -310,18 +330,9 @@ class Constructor:
         ):
             for line in branch:
                 if isinstance(line, ast.Assign) and is_none(line.value):
-                    if own_attribute(line.targets[0]):
+                    if own_attribute(line.targets[0]) in modules:
                         line.value = expression("nnx.data(None)")
-            for name in own - other:
-                is_module = any(
-                    isinstance(line, ast.Assign)
-                    and own_attribute(line.targets[0]) == name
-                    and not is_none(line.value)
-                    and re.search(r"\bnnx?\.|rngs", ast.unparse(line.value))
-                    for line in branch
-                )
-                if is_module:
-                    before.append(statement(f"self.{name} = nnx.data(None)"))
+            before += [statement(f"self.{n} = nnx.data(None)") for n in own - other if n in modules]
         item.body = item.body or [ast.Pass()]
         return [*before, item]
 
@@ -354,6 +365,10 @@ class Constructor:
         owner = self.translator.file.classes.get(name)
         if owner is not None:
             return self.construct(visitor, node, owner)
+        method = own_attribute(node.func)
+        if method in self.own.methods:
+            self.translator.own_method(self.ported, method)
+            return None
         if isinstance(node.func, ast.Name) and (found := self.variables.get(name)):
             if len(found) == 1:
                 return self.construct(visitor, node, found[0])
@@ -447,6 +462,12 @@ class Constructor:
         elif rngs:
             words.append(ast.keyword("rngs", expression("rngs")))
         return ast.Call(expression(ported.name), args, words)
+
+
+def _creates_module(value: ast.expr) -> bool:
+    """Returns whether a translated value is a module or a parameter, and not only a function."""
+    text = ast.unparse(value)
+    return re.search(r"\bnnx?\.(?!Function\b)[A-Z]|\brngs\b", text) is not None
 
 
 def _assigned(body: list[ast.stmt]) -> set[str]:

@@ -71,5 +71,5 @@ def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, st
 
 def _plain(pattern: str) -> str | None:
     """Returns a regular expression as plain text, or `None` if it is more than that."""
-    text = pattern.strip(".^$").removeprefix("\\.").removesuffix("\\.").replace("\\.", ".")
+    text = pattern.strip("^$").replace("\\.", ".").strip(".")
     return text if re.fullmatch(r"[\w.{}]+", text) else None

@@ -78,6 +78,16 @@ _SKIPPED_CALLS = ("logger.", "warnings.", "self.warn_if", "torch._check", "torch
 _UNKNOWN = object()
 
 
+def absent_arguments(names: Sequence[str]) -> set[str]:
+    """Returns the arguments of a function that hfseq does not pass.
+
+    Some encoders have no token IDs, and get their hidden states as `inputs_embeds`.
+    """
+    absent = set(ABSENT_ARGUMENTS) & set(names)
+    return absent - {"inputs_embeds"} if "input_ids" not in names else absent
+
+
+
 class Folding(ast.NodeTransformer):
     """Evaluates what is constant in a sequence of statements.
 

@@ -476,6 +476,19 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
 
 
 @statement_lift
+def lift_default_token_types(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Token types that are 0 unless they are passed."""
+    if not isinstance(item, ast.If) or ast.unparse(item.test) != "token_type_ids is None":
+        return None
+    function = scope.own.methods[scope.method]
+    if "buffered_token_type_ids" not in ast.unparse(item) or item.orelse:
+        return None
+    if "input_ids" not in parameters(function):
+        return None
+    return statements("if token_type_ids is None:\n    token_type_ids = jnp.zeros_like(input_ids)")
+
+
+@statement_lift
 def lift_mask_arguments(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """The dictionary of arguments that several masks share."""
     if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
@@ -702,8 +715,6 @@ def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | N
 def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Calls of submodules: only the arguments that the translated submodule reads remain."""
     name = own_attribute(node.func)
-    if name in scope.translator.tied_heads(scope.own):
-        return tied_logits(scope, visitor, node, name)
     part: SourceClass | str | None = scope.own.parts.get(name) if name else None
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
         return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))  # type: ignore[arg-type]
@@ -725,18 +736,12 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
     return part_call(scope, visitor, node, part)
 
 
-def tied_logits(scope: Scope, visitor: Visitor, node: ast.Call, name: str) -> ast.expr:
-    """The logits of a head whose weight may be the embedding matrix."""
-    embeddings = scope.translator.tied_heads(scope.own)[name]
-    x = visitor.visit(node.args[0])
-    head = f"self.{name} or {embeddings}.attend"
-    return call("nn.vocabulary_logits", head, x)  # type: ignore[arg-type]
-
-
 def part_call(
     scope: Scope, visitor: Visitor, node: ast.Call, part: SourceClass, method: str = "forward"
 ) -> ast.expr:
     """Builds the call of a translated submodule."""
+    from hfseq.cli.port.lift_heads import tied_embeddings
+
     ported = scope.translator.port(part)
     if scope.translator.passes_all(scope, part):
         return expression(f"{dotted(node.func)}(*args, **kwargs)")
@@ -749,7 +754,10 @@ def part_call(
     words: list[ast.keyword] = []
     for name in ported.arguments:
         position = len(args)
-        if name in ("rngs", "segment_ids", "output_attentions", "output_hidden_states"):
+        if name == "tied_embeddings":
+            value = tied_embeddings(scope.own) if scope.is_model else name
+            words.append(ast.keyword(name, expression(value)))
+        elif name in ("rngs", "segment_ids", "output_attentions", "output_hidden_states"):
             words.append(ast.keyword(name, expression(name)))
         elif name == "return_weights":
             if not scope.is_model and not scope.runs_layers:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: Names that translated methods may read without defining them. A method that reads one gets it as
 #: an argument, and its callers pass it on.
 IMPLICIT_ARGUMENTS = {
+    "tied_embeddings": "None",
     "segment_ids": "None",
     "rngs": "None",
     "return_weights": "False",

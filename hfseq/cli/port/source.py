@@ -94,6 +94,28 @@ class SourceClass:
             return self.parent.kind
         return "module"
 
+    @functools.cached_property
+    def assigned(self) -> dict[str, str]:
+        """The text of the value of each attribute that the constructor assigns."""
+        return {
+            own_attribute(node.targets[0]): ast.unparse(node.value)
+            for node in ast.walk(self.methods.get("__init__", ast.Pass()))
+            if isinstance(node, ast.Assign) and own_attribute(node.targets[0])
+        }
+
+    def keeps_field(self, name: str) -> bool:
+        """Returns whether the attribute `name`, if there is one, is the field of the configuration."""
+        field = (f"config.{name}", f"self.config.{name}")
+        value = self.assigned.get(name, field[0])
+        if value != name:
+            return value in field
+        values = [
+            ast.unparse(node.value)
+            for node in ast.walk(self.methods["__init__"])
+            if isinstance(node, ast.Assign) and dotted(node.targets[0]) == name
+        ]
+        return bool(values) and set(values) <= set(field)
+
     @property
     def base_layer(self) -> str:
         """The layer of PyTorch that the class derives from, such as `nn.Embedding`, or `""`."""
@@ -114,12 +136,10 @@ class SourceClass:
         if self.base_layer:
             self.parts[""] = self.base_layer
         local: dict[str, SourceClass | str] = {}  # what is appended to local lists
-        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+        for node in 2 * list(ast.walk(self.methods.get("__init__", ast.Pass()))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "append" and node.args and dotted(node.func.value):
-                    for part in self._classes(node.args[0]):
-                        local.setdefault(dotted(node.func.value), part)
-                        break
+                    self._add_appended(local, dotted(node.func.value), node.args[0])
         for node in ast.walk(self.methods.get("__init__", ast.Pass())):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -133,6 +153,17 @@ class SourceClass:
                 name = own_attribute(node.func.value)
                 if name and node.func.attr == "append" and name in self.lists and node.args:
                     self.lists[name] = next(self._classes(node.args[0]), self.lists[name])
+
+    def _add_appended(
+        self, local: dict[str, SourceClass | str], name: str, value: ast.expr
+    ) -> None:
+        """Notes what is appended to a local list. A list in a list counts as its elements."""
+        is_list = isinstance(value, ast.Call) and dotted(value.func).endswith("ModuleList")
+        inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
+        part = next(self._classes(value, skip=value if is_list else None), None)
+        part = part or local.get(dotted(inner))
+        if part is not None:
+            local.setdefault(name, part)
 
     def _find_buffers(self) -> None:
         """Adds the arrays that files contain and that are not trained, as `nn.Buffer`."""

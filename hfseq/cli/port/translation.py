@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hfseq.cli.port import file_names, lift_experts, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port import file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
 from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
 from hfseq.cli.port.expressions import Expressions
-from hfseq.cli.port.folding import ABSENT_ARGUMENTS, fold
+from hfseq.cli.port.folding import ABSENT_ARGUMENTS, absent_arguments, fold
 from hfseq.cli.port.scope import (
     CALL_LIFTS,
     CLASS_LIFTS,
@@ -141,6 +141,7 @@ class Translator:
         self.missing: list[str] = []
         #: Further lines of the base model class.
         self.class_attributes: list[str] = []
+        self._tied = lift_heads.tied_heads(file)
         self._scan_file()
 
     # What the whole file says.
@@ -177,14 +178,9 @@ class Translator:
         """Returns whether the configuration class has a field."""
         return self.config_class is None or hasattr(self.config_class, name)
 
-    def tied_heads(self, owner: SourceClass) -> dict[str, str]:
-        """Returns the embedding of each head of a model whose weights may be tied to it."""
-        keys = owner.literal("_tied_weights_keys", {})
-        heads = {}
-        for source, target in keys.items() if isinstance(keys, dict) else ():
-            if source.count(".") == 1 and source.endswith(".weight") and target.endswith(".weight"):
-                heads[source.split(".")[0]] = "self." + target.removesuffix(".weight")
-        return heads
+    def heads_of(self, owner: SourceClass) -> dict[str, lift_heads.TiedHead]:
+        """Returns the tied heads that a class owns, by attribute."""
+        return self._tied.get(owner.name, {})
 
     def substitute(self, owner: SourceClass) -> Substitute | None:
         """Returns the counterpart of a class in `hfseq.nn`, or `None`."""
@@ -255,6 +251,7 @@ class Translator:
             ported.arguments = list(self.port(owner.parent).arguments)
         methods += [self._methods.pop(key) for key in list(self._methods) if key[0] == owner.name]
         constructor = Constructor(self, ported, methods).build()
+        methods += [self._methods.pop(key) for key in list(self._methods) if key[0] == owner.name]
         base = "nn.CachedAttention" if ast.unparse(constructor).count("super().__init__()") else ""
         if owner.parent is not None:
             base = self.port(owner.parent).name
@@ -309,7 +306,7 @@ class Translator:
         ActivationTables().visit(function)
         self._rename_reserved(function)
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in ABSENT_ARGUMENTS}
+        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
         constants |= {n: None for n in self.file.absent if n in names}
         if not scope.is_model:
             constants["output_attentions"] = True
@@ -443,6 +440,8 @@ class Translator:
                 name, value = path.split(".")[-1], path.removeprefix("self.")
                 if translator.is_list(value):
                     value = f"tuple({value})"
+                if not scope.own.keeps_field(name):
+                    name = f"config_{name}"  # the attribute has another value
                 scope.ported.attributes.setdefault(name, value)
                 return expression(f"self.{name}")
 
@@ -504,11 +503,20 @@ class Translator:
         if isinstance(source, ast.Call) and dotted(source.func) == "enumerate":
             source = source.args[0]
             target = target.elts[1] if isinstance(target, ast.Tuple) else target
-        if isinstance(source, ast.Subscript):
-            source = source.value
-        part = scope.own.lists.get(own_attribute(source))
-        if part is not None:
-            self.loop_variables[dotted(target)] = part
+        pairs = [(target, source)]
+        if isinstance(source, ast.Call) and dotted(source.func) == "zip":
+            targets = target.elts if isinstance(target, ast.Tuple) else []
+            pairs = list(zip(targets, source.args, strict=False))
+            for inner in item.body:  # for x in zip(a, b): first, second = x
+                if isinstance(inner, ast.Assign) and dotted(inner.value) == dotted(target):
+                    if isinstance(inner.targets[0], ast.Tuple) and dotted(target):
+                        pairs = list(zip(inner.targets[0].elts, source.args, strict=False))
+        for name, value in pairs:
+            value = value.value if isinstance(value, ast.Subscript) else value
+            part = scope.own.lists.get(own_attribute(value))
+            part = part or self.loop_variables.get(dotted(value))
+            if part is not None and dotted(name):
+                self.loop_variables[dotted(name)] = part
 
     def _note_outputs(self, scope: Scope, item: ast.stmt) -> None:
         """Remembers the variable with the output of a base model or encoder."""
@@ -567,7 +575,7 @@ class Translator:
         ported = PortedClass(owner, name)
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in ABSENT_ARGUMENTS}
+        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
         body = fold(function.body, constants, self.file.tests)
         visitor = self.expressions(
             scope, lambda visitor, node: self._lift_call(scope, visitor, node)
@@ -613,7 +621,7 @@ class Translator:
         owner, read = scope.own, names_read(lines)
         defaults = default_values(source)
         forward = scope.method == "forward"
-        skipped = {*ABSENT_ARGUMENTS, *IMPLICIT_ARGUMENTS}
+        skipped = {*absent_arguments(names), *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
         if forward and scope.is_model:
             public = ("attention_mask", "position_ids")
