@@ -661,7 +661,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     def __call__(
         self,
-        input_ids: Input,
+        input_ids: Input = None,
         attention_mask: Input = None,
         token_type_ids: Input = None,
         position_ids: Input = None,
@@ -678,7 +678,8 @@ class FlaxModel(FlaxGenerationMixin):
         """Runs the model. Families with other arguments override this method and call :meth:`run`.
 
         Args:
-            input_ids: Token IDs, `(batch, length)`.
+            input_ids: Token IDs, `(batch, length)`. If the model has no token IDs, the first
+                positional argument is its main input, such as `input_values`.
             attention_mask: Mask of the tokens, `(batch, length)`. Zero hides a token.
             token_type_ids: Type of each token, `(batch, length)`.
             position_ids: Position of each token, `(batch, length)`.
@@ -697,8 +698,10 @@ class FlaxModel(FlaxGenerationMixin):
             extra: Collections to use instead of the model's own.
             **inputs: Other inputs of the module.
         """
+        has_token_ids = self.main_input_name == "input_ids" or self.accepts("input_ids")
+        first = "input_ids" if has_token_ids else self.main_input_name
         named_inputs = {
-            "input_ids": input_ids,
+            first: input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,

@@ -208,7 +208,7 @@ class Conv(nnx.Module):
         stride: Stride for each spatial axis, or one number for all.
         padding: A pair for each spatial axis, the numbers of zeros before and after the input. One
             number stands for a pair of equal numbers, or for all axes. "same" keeps the size of the
-            input if the stride is 1.
+            input if the stride is 1, and "valid" is 0.
         dilation: Distance between the elements of a window for each spatial axis, or one number for
             all.
         groups: Number of channel groups. Output channels only depend on the input channels of their
@@ -297,8 +297,12 @@ def _padding(
     if padding == "same":
         spans = [gap * (taps - 1) for gap, taps in zip(dilation, size, strict=True)]
         return tuple((span // 2, span - span // 2) for span in spans)
+    if padding == "valid":
+        padding = 0
     if isinstance(padding, str):
-        raise UsageError(f"unknown padding '{padding}' of a convolution (supported: 'same')")
+        raise UsageError(
+            f"unknown padding '{padding}' of a convolution (supported: 'same', 'valid')"
+        )
     counts = (padding,) * len(size) if isinstance(padding, int) else padding
     return tuple((count, count) if isinstance(count, int) else count for count in counts)
 

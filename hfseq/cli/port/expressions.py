@@ -321,6 +321,11 @@ class Expressions(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if dotted(value).endswith(".device"):
             return None
+        if isinstance(value, ast.Call) and dotted(value.func) in ("kwargs.pop", "kwargs.get"):
+            name = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
+            if name == dotted(target) and name in ("output_hidden_states", "output_attentions"):
+                return None  # an argument of the port
+            node.value = value = value.args[1] if len(value.args) > 1 else ast.Constant(None)
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = zip(target.elts, value.elts, strict=True)
             kept = [(a, b) for a, b in pairs if not dotted(b).endswith(".device")]
@@ -649,7 +654,7 @@ def _bind(
         if name in table.IGNORED_PARAMETERS and name not in names:
             continue
         if name not in names:
-            name = table.SYNONYMS.get(name or "", name)
+            name = next((n for n in table.SYNONYMS.get(name or "", ()) if n in names), name)
         if name not in names and name in _SECOND:
             name = next((p.name for p in params[1:2]), name)
         if name is None:

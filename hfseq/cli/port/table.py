@@ -25,7 +25,12 @@ IGNORED_PARAMETERS = frozenset(
     }
 )
 #: Other spellings of parameters that PyTorch accepts.
-SYNONYMS = {"axis": "dim", "keepdims": "keepdim", "self": "x", "input": "x", "axes": "dim"}
+SYNONYMS = {
+    **{"axis": ("dim", "dims"), "axes": ("dim", "dims"), "keepdims": ("keepdim",)},
+    **{"self": ("x",), "input": ("x", "ids"), "ord": ("p",), "src": ("source",)},
+    **{"source": ("src",), "split_size_or_sections": ("split_size",), "dim": ("dims",)},
+    **{"split_sizes": ("split_size",), "dims": ("dim",), "n": ("k",), "size": ("sizes",)},
+}
 #: PyTorch's data types. 64-bit integers are 32-bit integers, unless JAX is configured otherwise.
 DTYPES = {
     **{name: "jnp.float32" for name in ("float", "float32", "get_default_dtype()")},
@@ -933,6 +938,12 @@ CREATION = [
         example="torch.eye(3) ; torch.eye(2, 4)",
     ),
     Rule(
+        "torch.LongTensor torch.IntTensor",
+        "data",
+        "jnp.asarray(data, jnp.int32)",
+        example="torch.LongTensor([1, 2])",
+    ),
+    Rule(
         "torch.tensor torch.as_tensor torch.scalar_tensor torch.asarray torch.from_numpy",
         "data, dtype=...",
         "jnp.asarray(data, dtype=dtype)",
@@ -1310,7 +1321,7 @@ MODULES = [
     *(
         Rule(
             f"nn.BatchNorm{n}d",
-            "num_features, eps=1e-05, momentum=0.1",
+            "num_features, eps=1e-05, momentum=0.1, affine=True",
             "nn.BatchNorm(num_features, eps, rngs, channels_first=True)",
             "nn.BatchNorm(num_features, eps, rngs, momentum=1 - momentum, channels_first=True)",
             example=f"nn.BatchNorm{n}d({size}).eval()({x})"
