@@ -7,9 +7,9 @@ import copy
 import re
 from typing import TYPE_CHECKING
 
-from hfseq.cli.port import lift_heads
+from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
-from hfseq.cli.port.lifting import is_cached
+from hfseq.cli.port.lifting import is_cached, pads_values
 from hfseq.cli.port.scope import PortedClass, Scope, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
@@ -168,6 +168,10 @@ class Constructor:
         if found is None:
             found = re.search(r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text)
         value = found[0] if found else "config.num_attention_heads"
+        if pads_values(self.own):  # keys and values are expanded to all heads
+            value = "config.num_attention_heads"
+            lines.append(statement("self.head_dim = self.qk_head_dim"))
+            text += "self.head_dim ="
         if value != "self.kv_heads":
             lines.append(statement(f"self.kv_heads = {value}"))
         if "self.head_dim =" not in text:
@@ -392,7 +396,7 @@ class Constructor:
             return function(ast.Call(node.func, arguments, words))  # type: ignore[arg-type]
         if name == "nn.activation":
             return node
-        if name in self.translator.file.functions:
+        if name not in table.RULES and self.translator.file.import_function(name):
             return self.translator.helper_call(self.scope, visitor, node, name)
         if re.fullmatch(r"nn\.[A-Z]\w+", name):
             return visitor.construct(node)  # type: ignore[attr-defined,no-any-return]

@@ -240,7 +240,9 @@ class Folding(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Name) and len(node.targets) == 1:
             if isinstance(node.value, ast.Constant) and (
-                node.value.value is None or isinstance(node.value.value, bool)
+                node.value.value is None
+                or isinstance(node.value.value, bool)
+                or re.fullmatch(r"(past|cache)\w*", target.id)
             ):
                 self.constants[target.id] = node.value.value
                 return None

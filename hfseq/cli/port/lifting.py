@@ -361,7 +361,7 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
         return [item]
     name = dotted(item.value.func)
     targets = item.targets[0].elts if isinstance(item.targets[0], ast.Tuple) else []
-    if name == "apply_rotary_pos_emb":
+    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
         return _rotate(scope, item, targets, keeps)
     if name == "extend_cache":
         scope.translator.cache_targets[scope.own.name] = [ast.unparse(t) for t in targets]
@@ -377,6 +377,12 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     count = max(1, len(targets))
     kind, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
     words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
+    if dotted(node.func) == "apply_rotary_pos_emb_interleave":
+        # It also reorders the features, in the same way for queries and keys, which has no effect
+        # on their products.
+        function = _body_text(scope.translator.file.functions.get(dotted(node.func)))
+        reorders = ".view(b, h, s, d // 2, 2).transpose(4, 3)" in function
+        kind = "interleaved" if reorders and kind == "split" and count == 2 else None
     if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
         scope.report(item, "a rotation in a form that is not known")
         return [item]
@@ -390,7 +396,7 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     return lines
 
 
-_KNOWN_WORDS = {"dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
+_KNOWN_WORDS = {"position_bias", "dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
 
 
 def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
@@ -402,6 +408,9 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     present = {n for n in unknown if not is_none(keyword(node, n))} - _IGNORED_WORDS
     if present:
         scope.report(item, f"attention with {', '.join(sorted(present))}")
+    position_bias = keyword(node, "position_bias")
+    if position_bias is not None and not is_none(position_bias):
+        words["bias"] = position_bias
     mask = argument(node, 4, "attention_mask")
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []
@@ -409,6 +418,13 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
         bare = [ast.unparse(arg) for arg in node.args[2:4]]
         targets = f"{bare[0]}, {bare[1]}" if keeps else "key, value"
         text = f"{targets}, mask, causal = nn.extend_cache(self, {key}, {value}, {mask_text})"
+        if pads_values(scope.own):
+            bare_value = value
+            width = "self.qk_head_dim - self.v_head_dim"
+            padded = f"jnp.pad({bare_value}, [(0, 0)] * 3 + [(0, {width})])"
+            lines.append(statement(f"value = {padded}"))
+            text = f"key, value, mask, causal = nn.extend_cache(self, {key}, value, {mask_text})"
+            targets = "key, value"
         lines.append(statement(text))
         key, value = targets.split(", ")
         words["mask"], words["causal"] = "mask", "causal"
@@ -432,7 +448,15 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
             words["rngs"] = "rngs"
     words["return_weights"] = "return_weights"
     lines.append(assign(item.targets[0], call("nn.attend", query, key, value, **words)))
+    if is_cached(scope.own) and pads_values(scope.own) and isinstance(item.targets[0], ast.Tuple):
+        output = ast.unparse(item.targets[0].elts[0])
+        lines.append(statement(f"{output} = {output}[..., : self.v_head_dim]"))
     return lines
+
+
+def pads_values(owner: SourceClass) -> bool:
+    """Returns whether values have fewer features than keys (multi-head latent attention)."""
+    return "self.v_head_dim" in owner.text and "self.qk_head_dim" in owner.text
 
 
 #: Arguments of the attention function that only other implementations of PyTorch read.

@@ -35,6 +35,7 @@ class SourceClass:
             several classes, it is the first one.
         alternatives: All classes of an attribute, by attribute.
         lists: The submodules in module lists, by attribute.
+        stored_buffers: The arrays that files contain and that are not trained.
     """
 
     def __init__(self, node: ast.ClassDef, file: SourceFile):
@@ -47,6 +48,7 @@ class SourceClass:
         for item in node.body:
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
                 self.fields[item.targets[0].id] = item.value
+        self.stored_buffers: list[str] = []
         self.parts: dict[str, SourceClass | str] = {}
         self.alternatives: dict[str, list[SourceClass | str]] = {}
         self.lists: dict[str, SourceClass | str] = {}
@@ -175,9 +177,27 @@ class SourceClass:
                 name, value = str(getattr(first, "value", "")), node
             else:
                 continue
-            if name and isinstance(value, ast.Call) and is_stored_buffer(value):
-                self.parts[name] = "nn.Buffer"
-                self.alternatives[name] = ["nn.Buffer"]
+            if not name or not isinstance(value, ast.Call):
+                continue
+            if is_stored_buffer(value):
+                self.stored_buffers.append(name)
+            elif not self._reads_locals(value):
+                continue
+            self.parts[name] = "nn.Buffer"
+            self.alternatives[name] = ["nn.Buffer"]
+
+    def _reads_locals(self, value: ast.Call) -> bool:
+        """Returns whether a buffer is computed from variables that only the constructor has."""
+        if dotted(value.func).removeprefix("torch.") not in ("nn.Buffer", "self.register_buffer"):
+            return False
+        constructor = self.methods["__init__"]
+        names = {arg.arg for arg in constructor.args.args} - {"self", "config"}
+        names |= {
+            node.id
+            for node in ast.walk(constructor)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(value))
 
     def constructed(self) -> Iterator[SourceClass | str]:
         """Yields the classes that the constructor creates, under any name."""
@@ -271,10 +291,14 @@ class SourceFile:
         }
         self.constants: dict[str, ast.expr] = {}
         self.imported: dict[str, str] = {}
+        self._origins: dict[str, tuple[ast.ImportFrom, str]] = {}
         for item in tree.body:
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
                 self.constants[item.targets[0].id] = item.value
             if isinstance(item, ast.ImportFrom):
+                for alias in item.names:
+                    if item.level:
+                        self._origins[alias.asname or alias.name] = (item, alias.name)
                 self.imported |= {alias.asname or alias.name: alias.name for alias in item.names}
         source = self.path.read_text(encoding="utf-8")
         has_cross_attention = "config.add_cross_attention" in source
@@ -293,6 +317,26 @@ class SourceFile:
     def relative_path(self) -> str:
         """The path relative to the folder that contains Transformers."""
         return f"transformers/models/{self.path.parent.name}/{self.path.name}"
+
+    def import_function(self, name: str) -> bool:
+        """Adds a function to `functions` that the file imports from another one.
+
+        Returns:
+            Whether there is such a function.
+        """
+        if name in self.functions or name not in self._origins:
+            return name in self.functions
+        item, original = self._origins[name]
+        folder = self.path.parents[item.level - 1]
+        path = folder.joinpath(*(item.module or "").split(".")).with_suffix(".py")
+        if not path.is_file():
+            return False
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if original not in functions:
+            return False
+        self.functions[name] = functions[original]
+        return True
 
     def _base_model(self) -> SourceClass | None:
         """Returns the class of a configuration that no Auto class maps to a base model."""

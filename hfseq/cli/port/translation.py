@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hfseq.cli.port import file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port import table, file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
 from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
 from hfseq.cli.port.expressions import Expressions
 from hfseq.cli.port.folding import ABSENT_ARGUMENTS, absent_arguments, fold
@@ -418,6 +418,9 @@ class Translator:
                 return expression(f"jnp.arange({match[1]})[None]") if match else node
 
             def visit_Call(self, node: ast.Call) -> ast.AST:
+                match = re.fullmatch(r"hasattr\(self, '(\w+)'\)", ast.unparse(node))
+                if match and match[1] in scope.own.parts:
+                    return expression(f"self.{match[1]} is not None")
                 function = node.func
                 if isinstance(function, ast.Attribute):
                     function.value = self.visit(function.value)
@@ -535,7 +538,7 @@ class Translator:
         if name in scope.own.methods:
             return self._own_call(scope, visitor, node, name)
         function = dotted(node.func)
-        if function in self.file.functions:
+        if function not in table.RULES and self.file.import_function(function):
             return self.helper_call(scope, visitor, node, function)
         return None
 
@@ -737,6 +740,8 @@ class Translator:
         source = self.file.path.read_text(encoding="utf-8")
         read = set(re.findall(r"\bconfig\.(\w+)", source))
         ours = set(re.findall(r"\bconfig\.(\w+)", text))
+        if "nn.Rotary(" in text:
+            ours |= {"max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling"}
         ignored = {"_attn_implementation", "use_cache", "return_dict", "output_attentions"}
         return tuple(sorted(read - ours - ignored))
 

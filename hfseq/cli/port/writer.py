@@ -304,6 +304,8 @@ def _model_classes(
         lines.append("    }")
     if renamed := translator.renamed_weights():
         lines.append(f"    weight_templates = {renamed!r}")
+        lines.append("    weight_synonyms = weight_templates")
+        lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
     lines += _stored_collections(translator)
     blocks = ["\n".join(lines)]
@@ -325,7 +327,8 @@ def _stored_collections(translator: Translator) -> list[str]:
     collections: dict[str, tuple[str, ...]] = {}
     if "nn.BatchNorm(" in text:
         collections["batch_stats"] = ("mean", "var")
-    if buffers := dict.fromkeys(re.findall(r"self\.(\w+) = nn\.Buffer\(", text)):
+    ports = [port for port in translator.order if port.node is not None]
+    if buffers := dict.fromkeys(name for port in ports for name in port.source.stored_buffers):
         collections["buffers"] = tuple(buffers)
     return [f"    stored_collections = {collections!r}"] if collections else []
 
