@@ -39,7 +39,14 @@ from hfseq.nn.layers import (
     uniform,
 )
 from hfseq.nn.logits import defer_logits, map_logits
-from hfseq.nn.modules import Buffer, ConvTranspose, Function, Sequential, identity
+from hfseq.nn.modules import (
+    Buffer,
+    ConvTranspose,
+    Function,
+    MultiheadAttention,
+    Sequential,
+    identity,
+)
 from hfseq.nn.positions import (
     Rotary,
     alibi_slopes,
@@ -83,6 +90,7 @@ __all__ = [
     "Layers",
     "Linear",
     "LogitReduction",
+    "MultiheadAttention",
     "RMSNorm",
     "Rotary",
     "Sequential",

@@ -280,6 +280,11 @@ class Conv(nnx.Module):
                 y = sharding.map_over_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The size of the kernel for each spatial axis."""
+        return tuple(self.kernel.shape[:-2])
+
     def gathered_kernel(self) -> jax.Array:
         """Returns the kernel gathered over `fsdp`."""
         return sharding.gather_weight(self.kernel[...], self.weight_axes)

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from hfseq.nn.attention import attend
 from hfseq.nn.context import ConstructorSignature
+from hfseq.nn.functional.linear import linear
 from hfseq.nn.functional.sliding import conv_transpose
-from hfseq.nn.layers import Dropout, Initializer, initial_bias, per_axis
+from hfseq.nn.layers import Dropout, Initializer, Linear, initial_bias, per_axis
 from hfseq.nn.random import Keys
 
 
@@ -108,6 +110,87 @@ class Sequential(nnx.Module):
 
     def __iter__(self) -> Any:
         return (self[number] for number in range(self.count))
+
+
+class MultiheadAttention(nnx.Module):
+    """PyTorch's attention layer, whose query, key and value projections are one parameter.
+
+    Args:
+        features: Size of the inputs and outputs.
+        num_heads: Number of attention heads.
+        init: Initializer of the projections, `init(key, shape, dtype)`.
+        rngs: Random keys for the initialization.
+        use_bias: Whether the projections have biases.
+        batch_first: Whether the inputs are `(batch, length, features)`. Otherwise they are
+            `(length, batch, features)`.
+    """
+
+    __signature__ = ConstructorSignature()
+
+    def __init__(
+        self,
+        features: int,
+        num_heads: int,
+        init: Initializer,
+        rngs: nnx.Rngs,
+        *,
+        use_bias: bool = True,
+        batch_first: bool = False,
+    ):
+        shape = (3 * features, features)
+        self.in_proj_weight = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.in_proj_bias = initial_bias(3 * features, None, rngs) if use_bias else nnx.data(None)
+        self.out_proj = Linear(features, features, init, rngs, use_bias=use_bias)
+        self.num_heads, self.batch_first = num_heads, batch_first
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        key_padding_mask: jax.Array | None = None,
+        need_weights: bool = True,
+        attn_mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Computes attention.
+
+        Args:
+            query: The queries.
+            key: The inputs of the key projection.
+            value: The inputs of the value projection.
+            key_padding_mask: True for keys that are padding, `(batch, keys)`.
+            need_weights: Whether to return the attention weights, averaged over heads.
+            attn_mask: True for pairs of query and key that are hidden, or floats that are added to
+                the scores, `(queries, keys)` or `(batch * heads, queries, keys)`.
+
+        Returns:
+            The outputs, in the layout of the inputs, and the weights, `(batch, queries, keys)`, or
+            `None`.
+        """
+        if not self.batch_first:
+            query, key, value = (x.swapaxes(0, 1) for x in (query, key, value))
+        kernels = jnp.split(self.in_proj_weight[...], 3)
+        biases = [None] * 3 if self.in_proj_bias is None else jnp.split(self.in_proj_bias[...], 3)
+        q, k, v = (
+            linear(x, kernel, bias).reshape(*x.shape[:2], self.num_heads, -1)
+            for x, kernel, bias in zip((query, key, value), kernels, biases, strict=True)
+        )
+        visible, bias = None, None
+        if key_padding_mask is not None:
+            visible = ~key_padding_mask.astype(bool)[:, None, None]
+        if attn_mask is not None:
+            if attn_mask.ndim == 3:
+                attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
+            if attn_mask.dtype == bool:
+                visible = ~attn_mask if visible is None else visible & ~attn_mask
+            else:
+                bias = attn_mask
+        if visible is not None:
+            visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
+        outputs, weights = attend(q, k, v, mask=visible, bias=bias, return_weights=need_weights)
+        outputs = self.out_proj(outputs.reshape(*outputs.shape[:2], -1))
+        weights = None if weights is None else weights.mean(1)
+        return (outputs if self.batch_first else outputs.swapaxes(0, 1)), weights
 
 
 class ConvTranspose(nnx.Module):

@@ -125,7 +125,8 @@ def module_examples() -> list[tuple[str, str, str]]:
         node = ast.parse(example, mode="eval").body
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Call):
             constructor = ast.unparse(node.func).removesuffix(".eval()")
-            found.append((example, constructor, ast.unparse(node.args[0])))
+            arguments = ", ".join(ast.unparse(argument) for argument in node.args)
+            found.append((example, constructor, f"({arguments},)"))
     return found
 
 
@@ -162,11 +163,11 @@ def test_modules_compute_what_pytorch_computes() -> None:
         if isinstance(module, nnx.Module):
             load(module, reference.state_dict())
         modules.append((module, compile(argument, argument, "eval")))
-        theirs.append(reference(eval(argument, tensors)))
+        theirs.append(reference(*eval(argument, tensors)))
 
     @jax.jit
     def evaluate(inputs: dict[str, jax.Array]) -> list[Any]:
-        return [module(eval(argument, dict(inputs))) for module, argument in modules]
+        return [module(*eval(argument, dict(inputs))) for module, argument in modules]
 
     for (example, *_), ours, expected in zip(examples, evaluate(inputs), theirs, strict=True):
         check(example, ours, expected)

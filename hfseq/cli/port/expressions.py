@@ -230,6 +230,9 @@ class Expressions(ast.NodeTransformer):
         """Translates data types, constants and the parameters of layers."""
         name = dotted(node)
         root, _, last = name.rpartition(".")
+        text = ast.unparse(node)
+        if text == "self.dtype" or re.fullmatch(r"next\([\w.]+\.parameters\(\)\)\.dtype", text):
+            return expression("jnp.float32")  # precision recipes change layers, not parameters
         if root == "torch" and last in table.DTYPES:
             return expression(table.DTYPES[last])
         if name in table.CONSTANTS:

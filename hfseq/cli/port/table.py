@@ -1494,6 +1494,14 @@ MODULES = [
         example="nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), "
         "nn.AdaptiveAvgPool2d(1)).eval()(image)",
     ),
+    Rule(
+        "nn.MultiheadAttention",
+        "embed_dim, num_heads, dropout=0.0, bias=..., batch_first=...",
+        "nn.MultiheadAttention(embed_dim, num_heads, init, rngs, use_bias=bias, "
+        "batch_first=batch_first)",
+        example="nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x) ; "
+        "nn.MultiheadAttention(4, 2)(x, x, x)",
+    ),
     Rule("nn.ModuleList", "layers=...", "nn.Layers(layers)"),
     Rule("nn.ModuleDict", "modules=...", "nnx.Dict(modules)"),
     Rule(
