@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
+from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
 from hfseq.cli.port.lifting import is_cached, pads_values
 from hfseq.cli.port.scope import PortedClass, Scope, Visitor
 from hfseq.cli.port.source import SourceClass
@@ -75,6 +76,16 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
+        #: Layers of PyTorch that are the defaults of arguments.
+        self.layer_defaults = (
+            {
+                name: value
+                for name, value in default_values(self.own.methods["__init__"]).items()
+                if re.fullmatch(r"nn\.[A-Z]\w+", dotted(value))
+            }
+            if "__init__" in self.own.methods
+            else {}
+        )
 
     def build(self) -> ast.FunctionDef:
         """Returns the translated constructor and sets `ported.constructor_arguments`."""
@@ -192,6 +203,9 @@ class Constructor:
     def line(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
         """Translates one statement."""
         text = ast.unparse(item)
+        simpler = weight_norm_statement(item)
+        if simpler is not None:
+            return [line for new in simpler for line in self.line(new, visitor)]
         if text.startswith("super(") and self.own.base_layer:
             return [self.base_constructor(item, visitor)]
         if _SKIPPED.match(text) or text.startswith("super("):
@@ -369,6 +383,14 @@ class Constructor:
         owner = self.translator.file.classes.get(name)
         if owner is not None:
             return self.construct(visitor, node, owner)
+        normed = weight_norm_call(node)
+        if normed is not None:
+            normed.args = [visitor.visit(arg) for arg in normed.args]  # type: ignore[misc]
+            return normed
+        default = self.layer_defaults.get(name)
+        if default is not None:
+            node = ast.copy_location(ast.Call(default, node.args, node.keywords), node)
+            return self.lift_call(visitor, node)
         method = own_attribute(node.func)
         if method in self.own.methods:
             self.translator.own_method(self.ported, method)

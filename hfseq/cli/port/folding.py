@@ -74,7 +74,14 @@ _PRESENT = (
     "hidden_states",
     "self",
 )
-_SKIPPED_CALLS = ("logger.", "warnings.", "self.warn_if", "torch._check", "torch_compilable_check")
+_SKIPPED_CALLS = (
+    "kwargs.pop",
+    "logger.",
+    "warnings.",
+    "self.warn_if",
+    "torch._check",
+    "torch_compilable_check",
+)
 _UNKNOWN = object()
 
 
@@ -325,6 +332,18 @@ class Folding(ast.NodeTransformer):
         if isinstance(node.lower, ast.Constant) and node.lower.value == 0:
             node.lower = None
         return node
+
+
+def absent_arguments(names: Sequence[str]) -> dict[str, object]:
+    """Returns the values of the parameters of a function that hfseq does not pass.
+
+    The embeddings of the inputs are the first parameter of some encoders, which get no IDs.
+    """
+    return {
+        name: ABSENT_ARGUMENTS[name]
+        for name in names
+        if name in ABSENT_ARGUMENTS and not (name == "inputs_embeds" and names[0] == name)
+    }
 
 
 def fold(

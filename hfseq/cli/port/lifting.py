@@ -191,6 +191,8 @@ def rotary_kind(owner: SourceClass) -> str | None:
         return None
     if re.search(r"torch\.cat\([\[(]freqs, freqs[\])], dim=-1\)", text):
         return "split"
+    if re.search(r"torch\.polar\(torch\.ones_like\((\w+)\), \1\)", text):
+        return "complex"
     return "interleaved" if "torch.repeat_interleave(freqs, 2, dim=-1)" in text else None
 
 
@@ -361,6 +363,8 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
         return [item]
     name = dotted(item.value.func)
     targets = item.targets[0].elts if isinstance(item.targets[0], ast.Tuple) else []
+    if name == "apply_rotary_emb" and len(targets) == 2 and len(item.value.args) == 3:
+        return _rotate_complex(scope, item, targets, keeps)
     if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
         return _rotate(scope, item, targets, keeps)
     if name == "extend_cache":
@@ -381,7 +385,15 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
         # It also reorders the features, in the same way for queries and keys, which has no effect
         # on their products.
         function = _body_text(scope.translator.file.functions.get(dotted(node.func)))
-        reorders = ".view(b, h, s, d // 2, 2).transpose(4, 3)" in function
+        reorders = ".view(b, h, s, d // 2, 2).transpose(4, 3)" in function or all(
+            part in function
+            for part in (
+                "q1, q2 = (q[..., 0::2], q[..., 1::2])",
+                "cos[..., :cos.shape[-1] // 2]",
+                "torch.cat([q1 * cos - q2 * sin, q2 * cos + q1 * sin], dim=-1)",
+                "torch.cat([k1 * cos - k2 * sin, k2 * cos + k1 * sin], dim=-1)",
+            )
+        )
         kind = "interleaved" if reorders and kind == "split" and count == 2 else None
     if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
         scope.report(item, "a rotation in a form that is not known")
@@ -393,6 +405,26 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     for target, value in zip(targets or item.targets, node.args[:count], strict=True):
         rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
         lines.append(assign(ast.unparse(target), _swap(rotated, heads_last)))
+    return lines
+
+
+def _rotate_complex(
+    scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
+) -> list[ast.stmt]:
+    """Rotation by the product of complex numbers, whose parts are adjacent features."""
+    node = item.value
+    assert isinstance(node, ast.Call)
+    function = _body_text(scope.translator.file.functions.get("apply_rotary_emb"))
+    is_complex = function.count(".shape[:-1], -1, 2)") == 2 == function.count("view_as_complex(")
+    heads_last = "freqs_cis[:, :, None, :]" in function
+    if not is_complex or not (heads_last or "freqs_cis.unsqueeze(1)" in function):
+        scope.report(item, "a rotation in a form that is not known")
+        return [item]
+    angles = ast.unparse(node.args[2]).split(".to(")[0]
+    lines: list[ast.stmt] = []
+    for target, value in zip(targets, node.args[:2], strict=True):
+        rotated = f"nn.rotate({_swap(value, keeps or heads_last)}, {angles}, interleaved=True)"
+        lines.append(assign(ast.unparse(target), _swap(rotated, keeps or heads_last)))
     return lines
 
 
@@ -561,6 +593,9 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
     name = dotted(node.func)
     kind = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
     if kind is None:
+        if re.fullmatch(r"create_\w*mask", name) and name in scope.translator.file.imported:
+            scope.report(node, f"{name} has no translation")
+            return node
         return None
     names = ["config", "inputs_embeds", "attention_mask", "encoder_hidden_states"]
     values = bind(node, names)
@@ -578,9 +613,16 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             mask = scope.translator.mask_arguments[dotted(word.value)]
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
     if "window" not in kind:
-        return call("nn.visible", text, "segment_ids")
+        # Attention with a cache is causal by itself.
+        is_causal = "causal" in name and not _has_cached_attention(scope)
+        return call("nn.visible", text, "segment_ids", **({"causal": "True"} if is_causal else {}))
     scope.ported.attributes["window"] = window_expression(scope, "causal" in kind)
     return call("nn.visible", text, "segment_ids", window="self.window")
+
+
+def _has_cached_attention(scope: Scope) -> bool:
+    classes = scope.translator.file.classes.values()
+    return any(owner.kind == "attention" and is_cached(owner) for owner in classes)
 
 
 def window_expression(scope: Scope, causal: bool) -> str:
@@ -743,6 +785,8 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
         return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))  # type: ignore[arg-type]
     if part is None:
+        part = nested_part(scope.own, dotted(node.func))
+    if part is None:
         part = scope.translator.loop_variables.get(dotted(node.func))
         if part is None and isinstance(node.func, ast.Subscript):
             part = scope.own.lists.get(own_attribute(node.func.value))
@@ -758,6 +802,17 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
             args = list(words.values())
         return substitute.call(node.func, args, words)  # type: ignore[arg-type]
     return part_call(scope, visitor, node, part)
+
+
+def nested_part(owner: SourceClass, path: str) -> SourceClass | None:
+    """Returns the class of a submodule of a submodule, such as `self.model.decoder`."""
+    names = path.split(".")
+    if names[0] != "self" or len(names) < 3:
+        return None
+    part: SourceClass | str | None = owner
+    for name in names[1:]:
+        part = part.parts.get(name) if isinstance(part, SourceClass) else None
+    return part if isinstance(part, SourceClass) else None
 
 
 def part_call(

@@ -266,6 +266,9 @@ class SourceFile:
             )
         folder = module_folder(model_type)
         self.path = transformers_folder() / "models" / folder / f"modeling_{folder}.py"
+        if not self.path.is_file():  # several types share a folder, such as data2vec
+            own = f"modeling_{model_type.replace('-', '_')}.py"
+            self.path = self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
         if not self.path.is_file():
             raise UsageError(
                 f"Transformers has no model file for the model type '{model_type}': "
@@ -383,7 +386,7 @@ class _ClassTables(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         name = self.tables.get(dotted(node.value))
-        if name is not None and ast.unparse(node.slice).endswith("_attn_implementation"):
+        if name is not None and ast.unparse(node.slice).endswith("attn_implementation"):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
 

@@ -525,6 +525,7 @@ class Translator:
         """Remembers the variable with the output of a base model or encoder."""
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call):
             part = scope.own.parts.get(own_attribute(item.value.func))
+            part = part or lifting.nested_part(scope.own, dotted(item.value.func))
             if isinstance(part, SourceClass) and self.substitute(part) is None:
                 if self.port(part).collects and isinstance(item.targets[0], ast.Name):
                     scope.outputs = item.targets[0].id
@@ -556,6 +557,7 @@ class Translator:
     def helper_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
         """Translates the call of a function of the file."""
         helper = self._helper(name)
+        self.uses.setdefault(scope.own.name, set()).add(name)
         arguments = parameters(helper)
         values = bind(node, parameters(self.file.functions[name]))
         words = []
@@ -730,7 +732,7 @@ class Translator:
             if name not in names:
                 names.add(name)
                 open_names += self.uses.get(name, ())
-        return names | set(self.helpers)
+        return names
 
     def _markers_of(self, owner: SourceClass) -> list[Marker]:
         closure = self._closure(owner)

@@ -132,7 +132,7 @@ def write(
     prefix = str(file.abstract.literal("base_model_prefix", "model"))
     prefix = str(heads["Model"].literal("base_model_prefix", prefix))
     blocks = [ast.unparse(node) for node in translator.constants.values()]
-    blocks += [_block(helper) for helper in translator.helpers.values()]
+    blocks += [_block(helper) for name, helper in translator.helpers.items() if name in used]
     blocks += [_class_block(translator, port) for port in ported]
     modules = {name: translator.ports[owner.name].name for name, owner in heads.items()
                if owner.name in translator.ports}  # fmt: skip
@@ -282,13 +282,15 @@ def _model_classes(
     config, base_name = translator.config_name, flax_names["Model"]
     arguments = translator.ports[heads["Model"].name].arguments
     main = arguments[0] if arguments else "input_ids"
-    parent = "FlaxVisionPreTrainedModel" if main == "pixel_values" else "FlaxPreTrainedModel"
+    is_video = any("num_frames" in owner.text for owner in translator.file.classes.values())
+    is_image = main == "pixel_values" and not is_video
+    parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
         f'"{prefix}"',
     ]
-    if main not in ("input_ids", "pixel_values"):
+    if main != "input_ids" and not is_image:
         lines.append(f'    main_input_name = "{main}"')
     aliases: dict[str, str] = {}
     for owner in heads.values():
