@@ -39,6 +39,7 @@ hfseq port-coverage --shard 2/8 --checks shapes torch_parity --heads Model ForCa
 #: The checks that decide whether a head agrees with PyTorch.
 CHECKS = ("shapes", "torch_loads_it", "torch_parity", "cached_decoding", "torch_generation")
 GENERATION = "torch_generation"
+TYPES_PER_WORKER = 60
 #: Heads that represent a model type besides its base model.
 MAIN_HEADS = (
     *("ForPreTraining", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "LMHeadModel"),
@@ -238,15 +239,20 @@ def port_all(
         The result of each type.
     """
     worker: _Worker | None = None
+    answers = 0
     try:
         for model_type in types:
             worker = worker or _Worker()
             start = time.monotonic()
             result = worker.port(model_type, timeout, options, known.get(model_type))
+            answers += 1
             if result is None:
                 reason = worker.stop(timeout)
                 worker = None
                 result = Result(model_type, stage="time", reason=reason)
+            if answers % TYPES_PER_WORKER == 0 and worker is not None:
+                worker.stop(0)  # releases the memory of the compiled operations
+                worker = None
             seconds = round(time.monotonic() - start, 1)
             yield dataclasses.replace(result, seconds=seconds)
     finally:
@@ -289,15 +295,16 @@ class _Worker:
 def _work(connection: Connection) -> None:
     """Answers the model types of a connection."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
     import torch
 
+    from hfseq.testing import case
+
+    case.COMPILE = False  # operations of many small models have the same shapes
     torch.set_num_threads(1)
     with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):
         os.dup2(sink.fileno(), 2)
         while True:
             connection.send(port_type(*connection.recv()))
-            jax.clear_caches()
 
 
 def port_type(model_type: str, options: Options, known: Result | None = None) -> Result:

@@ -96,8 +96,12 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
             "with a small configuration of your own"
         ) from error
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
-        if getattr(part, "pad_token_id", 0) is None:
+        # Padding must not be one of the tokens of the battery, whose numbers are 4 and higher.
+        if getattr(part, "pad_token_id", 0) not in range(4):
             part.pad_token_id = 0
+        # Eight devices share the rows of the embeddings.
+        if isinstance(vocab_size := getattr(part, "vocab_size", None), int) and vocab_size % 8:
+            part.vocab_size = vocab_size + 8 - vocab_size % 8
     return config
 
 
