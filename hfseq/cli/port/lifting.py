@@ -187,13 +187,31 @@ def rotary_kind(owner: SourceClass) -> str | None:
     if "compute_default_rope_parameters" not in owner.methods or owner.forward is None:
         return None
     text = _body_text(owner.forward)
-    if "position_ids.expand" in text or "recomposition" in text or ".float() * " not in text:
+    if ".float() * " not in text:
+        return None
+    if "recomposition_frequencies" in text:
+        return _text_rotary_kind(owner)
+    if "position_ids.expand" in text:
         return None
     if re.search(r"torch\.cat\([\[(]freqs, freqs[\])], dim=-1\)", text):
         return "split"
     if re.search(r"torch\.polar\(torch\.ones_like\((\w+)\), \1\)", text):
         return "complex"
     return "interleaved" if "torch.repeat_interleave(freqs, 2, dim=-1)" in text else None
+
+
+def _text_rotary_kind(owner: SourceClass) -> str | None:
+    """Returns the kind of a rotary embedding with temporal and spatial positions.
+
+    The three positions of a text token are equal, so the sections of the frequencies have no
+    effect.
+    """
+    body = _body_text(owner.methods.get("recomposition_frequencies"))
+    if "mrope_section" not in body:
+        return None
+    if re.search(r"return torch\.cat\([\[(](\w+), \1[\])], dim=-1\)$", body):
+        return "split"
+    return "interleaved" if re.search(r"repeat_interleave\(2, dim=-1\)$", body) else None
 
 
 def rotation_kind(scope: Scope) -> str | None:
@@ -521,7 +539,12 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
     text = ast.unparse(item)
     if ast.unparse(item.test) != "position_ids is None" or "torch.arange(" not in text:
         return None
-    if item.orelse or re.search(r"cumsum|attention_mask|\+ (?!past)\d", text):
+    if item.orelse and not re.fullmatch(
+        r"if position_ids\.ndim == 2:\s+position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
+        "\n".join(ast.unparse(line) for line in item.orelse),
+    ):
+        return None
+    if re.search(r"cumsum|attention_mask|\+ (?!past)\d", text):
         return None
     ids = parameters(scope.own.forward)[0]  # type: ignore[arg-type]
     return statements(
@@ -529,6 +552,16 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
         f"    documents = jnp.ones_like({ids}) if segment_ids is None else segment_ids\n"
         "    position_ids = nn.positions_in_segments(documents)"
     )
+
+
+@statement_lift
+def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The choice between positions of text and of images. Ports of text models get the former."""
+    if not isinstance(item, ast.If) or "text_position_ids" not in ast.unparse(item):
+        return None
+    if not re.match(r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)):
+        return None
+    return statements("text_position_ids = position_ids")
 
 
 @statement_lift
