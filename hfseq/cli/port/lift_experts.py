@@ -115,7 +115,9 @@ class ExpertLoop:
             return []
         if isinstance(item, ast.If) and isinstance(item.body[0], ast.Continue):
             return []
-        if match := re.fullmatch(rf"(\w+), (\w+) = torch\.where\(expert_mask\[{self.index}\]\)", text):
+        if match := re.fullmatch(
+            rf"(\w+), (\w+) = torch\.where\(expert_mask\[{self.index}\]\)", text
+        ):
             self.choice, self.tokens = match[1], match[2]
             return []
         if match := re.fullmatch(rf"(\w+) = {inputs}\[{self.tokens}\]", text):

@@ -645,6 +645,11 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
             mask = scope.translator.mask_arguments[dotted(word.value)]
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
+    if not any(o.kind == "attention" for o in scope.translator.file.classes.values()):
+        if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
+            return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
+        scope.report(node, "a mask for attention that does not use the attention interface")
+        return node
     if "window" not in kind:
         # Attention with a cache is causal by itself.
         is_causal = "causal" in name and not _has_cached_attention(scope)

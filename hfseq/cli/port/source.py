@@ -164,6 +164,10 @@ class SourceClass:
         inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
         part = next(self._classes(value, skip=value if is_list else None), None)
         part = part or local.get(dotted(inner))
+        for node in ast.walk(self.methods["__init__"]):  # stage = Stage(...); stages.append(stage)
+            if part is None and isinstance(node, ast.Assign) and isinstance(value, ast.Name):
+                if dotted(node.targets[0]) == value.id:
+                    part = next(self._classes(node.value), None)
         if part is not None:
             local.setdefault(name, part)
 

@@ -290,6 +290,8 @@ def _model_classes(
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
         f'"{prefix}"',
     ]
+    if is_video:
+        lines.append("    is_video_model = True")
     if main != "input_ids" and not is_image:
         lines.append(f'    main_input_name = "{main}"')
     aliases: dict[str, str] = {}

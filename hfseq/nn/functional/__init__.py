@@ -5,6 +5,7 @@ computes the same. Arrays of images and audio have the layout `(batch, channels,
 """
 
 from hfseq.nn.functional.arrays import (
+    additive_mask,
     ValuesAndIndices,
     chunk,
     cummax,
@@ -20,6 +21,7 @@ from hfseq.nn.functional.arrays import (
     min,
     narrow,
     one_hot,
+    put,
     scatter,
     scatter_add,
     scatter_reduce,
@@ -57,6 +59,7 @@ from hfseq.nn.functional.sliding import (
 )
 
 __all__ = [
+    "additive_mask",
     "ValuesAndIndices",
     "adaptive_avg_pool",
     "adaptive_max_pool",
@@ -92,6 +95,7 @@ __all__ = [
     "pad",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "put",
     "rms_norm",
     "scaled_dot_product_attention",
     "scatter",

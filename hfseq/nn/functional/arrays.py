@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 Array = jax.Array
 
@@ -229,6 +230,26 @@ def scatter_reduce(
     return result
 
 
+def put(x: Array, index: Array, value: Any) -> Array:
+    """Returns a copy of `x` in which `x[index]` is replaced by `value`.
+
+    Args:
+        x: The array to copy.
+        index: Integers, or truth values of the first axes of `x`, which may be traced.
+        value: A value that broadcasts to one element `x[i]`. With truth values, it may also have
+            one row for each true element.
+    """
+    value = jnp.asarray(value, x.dtype)
+    if index.dtype != bool:
+        return x.at[index].set(value)
+    rest = x.ndim - index.ndim
+    mask = index.reshape(index.shape + (1,) * rest)
+    if value.ndim > rest:
+        row = jnp.maximum(jnp.cumsum(index.reshape(-1)) - 1, 0)
+        value = jnp.take(value, row, axis=0, mode="clip").reshape(x.shape)
+    return jnp.where(mask, value, x)
+
+
 def _along(x: Array, dim: int, index: Array) -> Any:
     return x.at[(*(slice(None),) * (dim % x.ndim), index)]
 
@@ -249,3 +270,16 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     place = jnp.maximum(jnp.cumsum(flat) - 1, 0)
     values = jnp.take(source.reshape(-1), place, mode="clip").astype(x.dtype)
     return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
+
+
+def additive_mask(mask: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.Array | None:
+    """Converts a boolean attention mask to the mask that eager attention adds to the scores.
+
+    Args:
+        mask: True where a key is visible, or `None` if all keys are visible.
+        dtype: Data type of the result.
+
+    Returns:
+        0 where a key is visible, and the smallest number elsewhere, or `None`.
+    """
+    return None if mask is None else jnp.where(mask, 0, jnp.finfo(dtype).min).astype(dtype)
