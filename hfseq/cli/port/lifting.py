@@ -604,10 +604,14 @@ def lift_mask_choice(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     if target == "mask_function" and isinstance(value, ast.IfExp):
         names = {dotted(value.body), dotted(value.orelse)}
         if names == {"create_causal_mask", "create_sliding_window_causal_mask"} and re.fullmatch(
-            r"self\.config\.sliding_window is None", ast.unparse(value.test)
+            r"self\.(config\.)?sliding_window is None", ast.unparse(value.test)
         ):
+            scope.masks[target] = ""
             return []
-    if isinstance(value, ast.Call) and dotted(value.func) == "mask_function":
+    if isinstance(value, ast.Name) and value.id in MASK_FUNCTIONS:
+        scope.masks[target] = value.id
+        return []
+    if isinstance(value, ast.Call) and scope.masks.get(dotted(value.func)) == "":
         mask = argument(value, 2, "attention_mask")
         scope.ported.attributes["window"] = window_expression(scope, causal=True)
         text = ast.unparse(mask or expression("attention_mask"))
@@ -623,7 +627,7 @@ def sliding_window(scope: Scope) -> str:
 @call_lift
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions that build attention masks."""
-    name = dotted(node.func)
+    name = scope.masks.get(dotted(node.func)) or dotted(node.func)
     kind = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
     if kind is None:
         if re.fullmatch(r"create_\w*mask", name) and name in scope.translator.file.imported:

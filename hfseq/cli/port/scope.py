@@ -75,6 +75,8 @@ class Scope:
         outputs: Name of the variable with the output of the base model or encoder, if any.
         runs_layers: Whether the method runs layers with `nn.run_layers`.
         ties_last: Whether the last element of `hidden_states` is `last_hidden_state`.
+        masks: The functions that variables stand for and that build masks. `""` stands for causal
+            attention with the window of the configuration, if any.
     """
 
     translator: Translator
@@ -85,7 +87,7 @@ class Scope:
     outputs: str = ""
     runs_layers: bool = False
     ties_last: bool = True
-    masks: set[str] = dataclasses.field(default_factory=set)
+    masks: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_model(self) -> bool:

@@ -335,14 +335,18 @@ class Translator:
     ) -> list[ast.stmt]:
         """Lets the positions of packed documents start again, where a submodule counts them."""
         text = "\n".join(ast.unparse(line) for line in lines)
-        if "nn.visible(" not in text or "positions_in_segments" in text:
+        if "segment_ids" not in names_read(lines) or "positions_in_segments" in text:
             return lines
         if "position_ids" not in names:
             return lines
-        offset = ""
-        if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
+        classes = self.file.classes.values()
+        if any(_counts_positions(owner) for owner in classes):
+            offset = ""
+        elif "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
             scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
             offset = " + self.pad_token_id + 1"
+        else:  # the positions of packed documents are not known
+            return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
         check = statement(
             "if position_ids is None and segment_ids is not None:\n"
             f"    position_ids = nn.positions_in_segments(segment_ids){offset}"
@@ -415,12 +419,20 @@ class Translator:
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
                 self.generic_visit(node)
                 match = re.fullmatch(r"self\.position_ids\[:, :(\w+)\]", ast.unparse(node))
-                return expression(f"jnp.arange({match[1]})[None]") if match else node
+                if match and _counts_positions(scope.own):
+                    return expression(f"jnp.arange({match[1]})[None]")
+                return node
 
             def visit_Call(self, node: ast.Call) -> ast.AST:
                 match = re.fullmatch(r"hasattr\(self, '(\w+)'\)", ast.unparse(node))
                 if match and match[1] in scope.own.parts:
                     return expression(f"self.{match[1]} is not None")
+                text = ast.unparse(node)
+                match = re.fullmatch(r"getattr\(self\.config, '(\w+)', .+\)", text)
+                if match and scope.own.keeps_field(match[1]):
+                    value = text.replace("self.config", "config", 1)
+                    scope.ported.attributes.setdefault(match[1], value)
+                    return expression(f"self.{match[1]}")
                 function = node.func
                 if isinstance(function, ast.Attribute):
                     function.value = self.visit(function.value)
@@ -765,6 +777,18 @@ def _pass_keys(lines: Sequence[ast.stmt]) -> None:
             if isinstance(node, ast.Call) and any(isinstance(a, ast.Starred) for a in node.args):
                 if node.keywords and node.keywords[-1].arg is None:
                     node.keywords.insert(0, ast.keyword("rngs", expression("rngs")))
+
+
+def _counts_positions(owner: SourceClass) -> bool:
+    """Returns whether the default positions of a class are 0, 1, 2, ..."""
+    constructor = owner.methods.get("__init__")
+    return constructor is not None and bool(
+        re.search(
+            r"position_ids\W.*torch\.arange\([\w.]+\)\.expand\(\(1, -1\)\)(, persistent=False)?\)$",
+            ast.unparse(constructor),
+            re.MULTILINE,
+        )
+    )
 
 
 def _is_literal(value: ast.expr) -> bool:
