@@ -111,6 +111,8 @@ class FlaxModel(FlaxGenerationMixin):
         module_methods: The methods of the module that the model class calls.
         any_image_size: Whether images may have another size than the ``image_size`` of the
             configuration.
+        is_video_model: Whether ``pixel_values`` may have an axis of frames, `(batch, frames,
+            channels, height, width)`.
         precision_sites: Regular expressions for the paths of further linear layers that FP8 recipes
             compute in FP8. By default, these recipes only include the linear layers inside of
             numbered layers.
@@ -127,6 +129,7 @@ class FlaxModel(FlaxGenerationMixin):
     fixed_state: ClassVar[bool] = False
     module_methods: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
     any_image_size: ClassVar[bool] = False
+    is_video_model: ClassVar[bool] = False
     precision_sites: ClassVar[tuple[str, ...]] = ()
     head_counts: ClassVar[tuple[str, ...]] = (
         *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
@@ -879,6 +882,8 @@ class FlaxModel(FlaxGenerationMixin):
     def check_images(self, images: Any) -> None:
         """Raises a UsageError for images of an unsupported size or with channels last."""
         expected, shape, name = self.image_shape(), np.shape(images), type(self).__name__
+        if self.is_video_model and len(shape) == 5:
+            return
         if len(shape) != 4:
             raise UsageError(
                 f"pixel_values has the shape {shape}, but {name} requires (batch, channels, "

@@ -45,6 +45,7 @@ from hfseq.nn.modules import (
     Function,
     MultiheadAttention,
     Sequential,
+    WeightNormConv,
     identity,
 )
 from hfseq.nn.positions import (
@@ -96,6 +97,7 @@ __all__ = [
     "Sequential",
     "StateAttention",
     "Visibility",
+    "WeightNormConv",
     "activation",
     "add_bias",
     "alibi_slopes",

@@ -18,7 +18,7 @@ from hfseq.nn.attention import attend
 from hfseq.nn.context import ConstructorSignature
 from hfseq.nn.functional.linear import linear
 from hfseq.nn.functional.sliding import conv_transpose
-from hfseq.nn.layers import Dropout, Initializer, Linear, initial_bias, per_axis
+from hfseq.nn.layers import Conv, Dropout, Initializer, Linear, initial_bias, per_axis
 from hfseq.nn.random import Keys
 
 
@@ -110,6 +110,45 @@ class Sequential(nnx.Module):
 
     def __iter__(self) -> Any:
         return (self[number] for number in range(self.count))
+
+
+class WeightNormConv(Conv):
+    """A convolution with weight normalization (Salimans and Kingma, 2016).
+
+    As in PyTorch, the parameters are the norms of the slices of the kernel along an axis,
+    `parametrizations.weight.original0`, and their directions, `original1`, `(out, in / groups,
+    *kernel_size)`.
+
+    Args:
+        conv: The convolution, whose kernel is replaced.
+        axis: The axis of the slices in PyTorch's layout.
+    """
+
+    def __init__(self, conv: Conv, axis: int = 0):
+        for name in ("bias", "stride", "padding", "dilation", "groups", "channels_first"):
+            setattr(self, name, getattr(conv, name))
+        kernel = conv.kernel[...]
+        direction = kernel.transpose(kernel.ndim - 1, kernel.ndim - 2, *range(kernel.ndim - 2))
+        self.other_axes = tuple(n for n in range(kernel.ndim) if n != axis % kernel.ndim)
+        weight = nnx.Dict(
+            original0=nnx.Param(self._norm(direction)), original1=nnx.Param(direction)
+        )
+        self.parametrizations = nnx.Dict(weight=weight)
+
+    def _norm(self, direction: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.square(direction).sum(self.other_axes, keepdims=True))
+
+    def gathered_kernel(self) -> jax.Array:
+        """Returns the kernel, `(*kernel_size, in / groups, out)`."""
+        weight = self.parametrizations.weight
+        direction = weight.original1[...].astype(jnp.float32)
+        weight = direction * (weight.original0[...] / self._norm(direction))
+        return weight.transpose(*range(2, weight.ndim), 1, 0)
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The size of the kernel for each spatial axis."""
+        return tuple(self.parametrizations.weight.original1.shape[2:])
 
 
 class MultiheadAttention(nnx.Module):

@@ -335,6 +335,8 @@ class Expressions(ast.NodeTransformer):
             if len(kept) == 1:
                 return self.visit(assign(*kept[0]))
             target.elts, value.elts = [a for a, _ in kept], [b for _, b in kept]
+        if ast.unparse(target) in ("kwargs['output_hidden_states']", "kwargs['output_attentions']"):
+            return assign(ast.unparse(target)[8:-2], self.visit(value))
         is_container = (
             isinstance(value, _CONTAINERS)
             or isinstance(value, ast.Call)
@@ -475,6 +477,11 @@ class Expressions(ast.NodeTransformer):
             self.report(node, reason)
         read = ast.Name(owner.id, ast.Load())
         index = self.visit(target.slice)
+        if method == "set" and isinstance(target.slice, ast.Name | ast.UnaryOp | ast.Compare):
+            if not isinstance(getattr(target.slice, "op", ast.Invert()), ast.USub):
+                # The index may be an array of truth values.
+                result = call("F.put", read, index, value)
+                return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
         place = ast.Subscript(ast.Attribute(read, "at", ast.Load()), index, ast.Load())
         result = ast.Call(ast.Attribute(place, method, ast.Load()), [value], [])
         return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
@@ -771,6 +778,9 @@ def _random_shape(node: ast.expr) -> ast.expr | None:
     """Returns the shape of a parameter with random or unset values, or `None`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return _random_shape(node.left) or _random_shape(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in ("uniform_", "normal_"):
+            return _random_shape(node.func.value)
     if not isinstance(node, ast.Call) or dotted(node.func) not in _UNSET_VALUES:
         return None
     sizes = node.args or [word.value for word in node.keywords if word.arg == "size"]

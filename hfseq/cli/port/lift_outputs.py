@@ -51,7 +51,11 @@ def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr 
     name = dotted(node.func)
     if not re.search(r"Output(With\w+)?$", name) or "." in name:
         return None
+    alias = scope.translator.file.constants.get(name)  # NewOutput = OtherOutput
+    name = dotted(alias) or name
     name = scope.translator.file.imported.get(name, name)
+    if name != dotted(node.func):
+        node.func = ast.Name(name, ast.Load())
     if hasattr(outputs, f"Flax{lifting.OUTPUT_CLASSES.get(name, name)}"):
         return None
     fields = output_fields(scope, name)

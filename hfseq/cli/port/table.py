@@ -395,7 +395,7 @@ REDUCTIONS = [
     *(
         Rule(
             _both(name),
-            "x, *dim, keepdim=..., dtype=...",
+            "x, dim=..., keepdim=..., dtype=...",
             "x.SUM(axis=dim, keepdims=keepdim, dtype=dtype)".replace("SUM", name),
             example=f"torch.{name}(x) ; x.{name}(-1, keepdim=True) ; x.{name}(dim=1)"
             f" ; torch.{name}(x, 0, dtype=torch.float32)",
@@ -404,14 +404,14 @@ REDUCTIONS = [
     ),
     Rule(
         _both("nansum"),
-        "x, *dim, keepdim=...",
+        "x, dim=..., keepdim=...",
         "jnp.nansum(x, axis=dim, keepdims=keepdim)",
         example="torch.nansum(x, -1)",
     ),
     *(
         Rule(
             _both(name),
-            "x, *dim, keepdim=...",
+            "x, dim=..., keepdim=...",
             f"x.{name}(axis=dim, keepdims=keepdim)",
             example=f"torch.{name}(mask) ; mask.{name}(-1) ; mask.{name}(dim=1, keepdim=True)",
         )
@@ -420,7 +420,7 @@ REDUCTIONS = [
     *(
         Rule(
             _both(f"a{name}"),
-            "x, *dim, keepdim=...",
+            "x, dim=..., keepdim=...",
             f"x.{name}(axis=dim, keepdims=keepdim)",
             example=f"torch.a{name}(x) ; x.a{name}(dim=(0, 1)) ; x.a{name}(-1, keepdim=True)",
         )
@@ -1270,7 +1270,7 @@ HELPERS = [
     Rule("torch_float", "x", "float(x)"),
     Rule(
         "is_torchdynamo_compiling is_torchdynamo_exporting torch.jit.is_tracing "
-        "torch.compiler.is_compiling is_flash_attention_requested is_fsdp_managed_module "
+        "torch.compiler.is_compiling is_flash_attention_requested is_peft_available is_fsdp_managed_module "
         "is_deepspeed_zero3_enabled torch.is_autocast_enabled is_tracing",
         "*ignored, config=ignored",
         "False",
@@ -1313,7 +1313,7 @@ MODULES = [
     ),
     Rule(
         "nn.GroupNorm",
-        "num_groups, num_channels, eps=1e-05",
+        "num_groups, num_channels, eps=1e-05, affine=True",
         "nn.GroupNorm(num_groups, num_channels, eps, rngs, channels_first=True)",
         example="nn.GroupNorm(2, 4)(image) ; nn.GroupNorm(num_groups=4, "
         "num_channels=4, eps=1e-3)(image)",
