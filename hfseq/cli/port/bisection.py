@@ -92,10 +92,10 @@ class Difference:
 
     def __str__(self) -> str:
         name = self.module or "the model"
-        where = "" if self.location is None else f" ({self.location})"
-        lines = [f"{name} differs by {self.error:.1e}{where}"]
+        location = "" if self.location is None else f" ({self.location})"
+        lines = [f"{name} differs by {self.error:.1e}{location}"]
         if self.message:
-            lines = [f"{name} raises {self.message}{where}"]
+            lines = [f"{name} raises {self.message}{location}"]
         if self.location is not None:
             lines += [f"    {line}" for line in self.location.source]
         if self.port_location is not None:
@@ -118,7 +118,7 @@ class Record:
     Attributes:
         values: The first array of the arguments or results of each call.
         lines: The files and lines of model files that call the modules.
-        active: Names of the modules whose calls have not returned.
+        active: Names of the modules whose calls are still running.
         calls: Number of calls of each module.
     """
 
@@ -209,12 +209,14 @@ def first_difference(case: Case) -> Difference | None:
     name = module.removeprefix(prefix)
     location = None
     if name in modules:
-        # Calls that the port has not made are after the error.
-        made = {
+        # Later calls of PyTorch's model are after the error.
+        earlier_lines = {
             key: line for key, line in theirs.lines.items() if _prefixed(prefix, key) in ours.lines
         }
         body = _forward(type(modules[name]))
-        location = _location((name, call, True), dataclasses.replace(theirs, lines=made), body)
+        location = _location(
+            (name, call, True), dataclasses.replace(theirs, lines=earlier_lines), body
+        )
     message = one_line(f"{type(error).__name__}: {error}")
     return Difference(
         module, location=location, message=message, port_location=_raised(error, case)
@@ -240,8 +242,8 @@ def record_torch(model: Any, inputs: Mapping[str, Any]) -> Record:
 
     handles = []
     for name, module in model.named_modules():
-        before = functools.partial(enter, name)
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        observe_arguments = functools.partial(enter, name)
+        handles.append(module.register_forward_pre_hook(observe_arguments, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
         with torch.no_grad():
@@ -281,7 +283,7 @@ def record_port(case: Case) -> tuple[Record, Exception | None]:
     root = type(module)
     classes = {type(child) for _, child in nnx.iter_graph(module) if isinstance(child, nnx.Module)}
     with contextlib.ExitStack() as stack:
-        for owner in {base for kind in classes for base in kind.__mro__}:
+        for owner in {base for module_class in classes for base in module_class.__mro__}:
             function = vars(owner).get("__call__")
             if function is not None and issubclass(owner, nnx.Module) and owner is not nnx.Module:
                 stack.callback(setattr, owner, "__call__", function)
@@ -302,7 +304,7 @@ def _module_names(root: nnx.Module) -> dict[int, str]:
 
 
 def _prefix(ours: Record, theirs: Record) -> str:
-    """Returns what the names of the port have in front of PyTorch's names."""
+    """Returns the prefix of the port's names that PyTorch's names lack."""
     names = {name for name, _, _ in theirs.values} - {""}
     if any(name in ours.calls for name in names):
         return ""

@@ -101,8 +101,8 @@ class Result:
         if self.stage:
             return f"{self.stage}: {self.reason}"
         if self.markers:
-            more = f" (and {len(self.markers) - 1} more)" if len(self.markers) > 1 else ""
-            return f"{self.markers[0]}{more}"
+            others = f" (and {len(self.markers) - 1} more)" if len(self.markers) > 1 else ""
+            return f"{self.markers[0]}{others}"
         failing = [f"{head}: {r}" for head, r in self.heads.items() if r != PASSES]
         missing = [f"{head} is left out: {reason}" for head, reason in self.left_out.items()]
         return next(iter(failing + missing), "")
@@ -172,8 +172,8 @@ def run_coverage(arguments: argparse.Namespace) -> int:
             folder = arguments.directory or stack.enter_context(tempfile.TemporaryDirectory())
             Path(folder).mkdir(parents=True, exist_ok=True)
             options = (folder, arguments.heads, arguments.checks)
-            known = stored if arguments.reuse else {}
-            for result in port_all(types, arguments.timeout, options, dict(known)):
+            earlier = stored if arguments.reuse else {}
+            for result in port_all(types, arguments.timeout, options, dict(earlier)):
                 results.append(result)
                 stored[result.model_type] = result
                 print(line(result), flush=True)
@@ -225,7 +225,7 @@ Options = tuple[str, Sequence[str] | None, Sequence[str]]
 
 
 def port_all(
-    types: Iterable[str], timeout: float, options: Options, known: Mapping[str, Result]
+    types: Iterable[str], timeout: float, options: Options, earlier: Mapping[str, Result]
 ) -> Iterator[Result]:
     """Ports model types one after the other in a worker process.
 
@@ -233,7 +233,7 @@ def port_all(
         types: Model types.
         timeout: Maximum duration per type in seconds.
         options: The directory of the ports, the heads to compare, and the checks.
-        known: Earlier results. Those that pass are kept if the text of the port is the same.
+        earlier: Earlier results. Those that pass are kept if the text of the port is the same.
 
     Yields:
         The result of each type.
@@ -244,7 +244,7 @@ def port_all(
         for model_type in types:
             worker = worker or _Worker()
             start = time.monotonic()
-            result = worker.port(model_type, timeout, options, known.get(model_type))
+            result = worker.port(model_type, timeout, options, earlier.get(model_type))
             answers += 1
             if result is None:
                 reason = worker.stop(timeout)
@@ -271,11 +271,11 @@ class _Worker:
         other.close()
 
     def port(
-        self, model_type: str, timeout: float, options: Options, known: Result | None
+        self, model_type: str, timeout: float, options: Options, earlier: Result | None
     ) -> Result | None:
         """Returns the result, or `None` if there is none in time."""
         try:
-            self.connection.send((model_type, options, known))
+            self.connection.send((model_type, options, earlier))
             return self.connection.recv() if self.connection.poll(timeout) else None
         except (EOFError, OSError):
             return None
@@ -307,13 +307,13 @@ def _work(connection: Connection) -> None:
             connection.send(port_type(*connection.recv()))
 
 
-def port_type(model_type: str, options: Options, known: Result | None = None) -> Result:
+def port_type(model_type: str, options: Options, earlier: Result | None = None) -> Result:
     """Translates, loads and verifies one model type.
 
     Args:
         model_type: The model type.
         options: The directory of the ports, the heads to compare, and the checks.
-        known: An earlier result, which is returned if it passes and the port has the same text.
+        earlier: An earlier result, which is returned if it passes and the port has the same text.
     """
     from hfseq.cli.port import verification
     from hfseq.cli.port.translation import translate
@@ -335,8 +335,8 @@ def port_type(model_type: str, options: Options, known: Result | None = None) ->
         )
         if markers or not translation.heads:
             return result
-        if known is not None and known.digest == result.digest and known.main_passes:
-            return dataclasses.replace(known, seconds=0.0)
+        if earlier is not None and earlier.digest == result.digest and earlier.main_passes:
+            return dataclasses.replace(earlier, seconds=0.0)
         stage = "load"
         with verification.quiet():
             spec = verification.load_port(path, model_type)
@@ -347,7 +347,9 @@ def port_type(model_type: str, options: Options, known: Result | None = None) ->
         config = verification.tiny_config(model_type)
         stage = "verify"
         selected = select_heads(list(spec.heads), heads)
-        results = list(verification.verify(path, model_type, config, selected, checks))
+        results = list(
+            verification.verify(path, model_type, config, selected, checks, explain=False)
+        )
         return dataclasses.replace(
             result,
             heads={r.head: _outcome(r) for r in results},

@@ -144,6 +144,7 @@ def verify(
     config: PreTrainedConfig,
     heads: Iterable[str] | None = None,
     checks: Sequence[str] | None = None,
+    explain: bool = True,
 ) -> Iterator[HeadResult]:
     """Runs the battery on the heads of a port, one after the other.
 
@@ -153,6 +154,7 @@ def verify(
         config: A tiny configuration.
         heads: The tasks to check. Default: all tasks that the file registers.
         checks: Names of the checks. Default: all checks.
+        explain: Whether to find the first module that differs if a check fails.
 
     Yields:
         The result of each head.
@@ -164,7 +166,7 @@ def verify(
     spec = load_port(path, model_type)
     for head in spec.heads if heads is None else heads:
         with quiet():
-            yield _verify_head(spec, config, head, checks)
+            yield _verify_head(spec, config, head, checks, explain)
 
 
 def load_port(path: Path, model_type: str) -> ArchitectureSpec:
@@ -201,7 +203,11 @@ def quiet() -> Iterator[None]:
 
 
 def _verify_head(
-    spec: ArchitectureSpec, config: PreTrainedConfig, head: str, checks: Sequence[str] | None
+    spec: ArchitectureSpec,
+    config: PreTrainedConfig,
+    head: str,
+    checks: Sequence[str] | None,
+    explain: bool,
 ) -> HeadResult:
     try:
         inputs = extra_inputs(spec.model_type, config, spec.load_head(head)(config, _do_init=False))
@@ -216,7 +222,7 @@ def _verify_head(
         tolerance=TOLERANCE,
     )
     difference = None
-    if any(_check(name) in COMPARISONS for name in report.failed):
+    if explain and any(_check(name) in COMPARISONS for name in report.failed):
         with contextlib.suppress(Exception):  # the report has the error
             difference = _bisect(spec, config, head, inputs)
     return HeadResult(head, report, difference, inputs)
