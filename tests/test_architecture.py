@@ -124,6 +124,9 @@ def test_in_tree_plugins_use_only_public_packages():
                 # saved with checkpoints, imported only by Transformers
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("layers", "modeling", "state")),
+                # compare ports with PyTorch
+                *(f"hfseq/cli/port/{name}.py" for name in ("__init__", "bisection")),
+                *(f"hfseq/cli/port/{name}.py" for name in ("coverage", "verification")),
                 # imported only for bridged models
                 *(named(path) for path in FILES if named(path).startswith(f"{BRIDGE}/")),
             },

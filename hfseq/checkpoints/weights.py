@@ -231,7 +231,7 @@ class WeightMap:
             not contain it.
         ignored: Regular expressions for PyTorch names that have no parameter in hfseq.
         templates: Pairs such as ``"block.{}.norm": "layers.{}.ln"`` that rename parameters to
-            PyTorch names.
+            PyTorch names. The pairs are applied one after the other.
         synonyms: Pairs such as ``"layers.{}": "encoder.layer.{}"`` that rename PyTorch names in
             checkpoints of other versions to the names that hfseq writes. The pairs are applied one
             after the other.
@@ -333,9 +333,7 @@ class WeightMap:
         """Returns the PyTorch name of the parameter at ``path``."""
         name = ".".join(path)
         for pattern, replacement in self._templates:
-            name, changed = pattern.subn(replacement, name, count=1)
-            if changed:
-                break
+            name = pattern.sub(replacement, name, count=1)
         head, _, leaf = name.rpartition(".")
         return (
             f"{head}.{TORCH_LEAF_NAMES.get(leaf, leaf)}"

@@ -16,6 +16,7 @@ from hfseq.cli import (
     launch,
     models,
     plan,
+    port,
     project,
     prove,
     quickstart,
@@ -23,6 +24,7 @@ from hfseq.cli import (
     retrieval,
     tasks,
 )
+from hfseq.cli.port import coverage
 from hfseq.cli.text import add_json
 from hfseq.errors import expand_home, optional_import, run_command
 from hfseq.plugins import __version__
@@ -38,6 +40,7 @@ EXAMPLES = """examples:
   hfseq tokenizer --help                 train a tokenizer on your own text
   hfseq env                              show versions, plugins and devices, for a bug report
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
+  hfseq port arcee                       write arcee.py, a port of a PyTorch model file
   hfseq plan --config gpt2 --devices h200:8   estimate memory, communication and time of a run
   hfseq report DIR                       show the progress or the results of a run
   hfseq compare DIR DIR                  compare the curves and the flags of runs
@@ -106,6 +109,10 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      "hfseq plugins --json"),
     ("new", "write a working architecture in one file", project.add_new, project.run_new,
      "hfseq new my-encoder"),
+    ("port", "translate a model file of Transformers to a plugin, and compare it with PyTorch",
+     port.add_port, port.run_port, port.EXAMPLES),
+    ("port-coverage", "port all model types of Transformers and compare them with PyTorch",
+     coverage.add_coverage, coverage.run_coverage, coverage.EXAMPLES),
     ("plan", "estimate memory, communication and time of a training run, without its devices",
      plan.add_plan, plan.run_plan,
      "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024"),

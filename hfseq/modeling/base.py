@@ -111,6 +111,8 @@ class FlaxModel(FlaxGenerationMixin):
         module_methods: The methods of the module that the model class calls.
         any_image_size: Whether the size of images may differ from the ``image_size`` of the
             configuration.
+        is_video_model: Whether ``pixel_values`` may have an axis of frames, `(batch, frames,
+            channels, height, width)`.
         precision_sites: Regular expressions for the paths of further linear layers that FP8 recipes
             compute in FP8. By default, these recipes only include the linear layers inside of
             numbered layers.
@@ -127,6 +129,7 @@ class FlaxModel(FlaxGenerationMixin):
     fixed_state: ClassVar[bool] = False
     module_methods: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
     any_image_size: ClassVar[bool] = False
+    is_video_model: ClassVar[bool] = False
     precision_sites: ClassVar[tuple[str, ...]] = ()
     head_counts: ClassVar[tuple[str, ...]] = (
         *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
@@ -661,7 +664,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     def __call__(
         self,
-        input_ids: Input,
+        input_ids: Input = None,
         attention_mask: Input = None,
         token_type_ids: Input = None,
         position_ids: Input = None,
@@ -678,7 +681,8 @@ class FlaxModel(FlaxGenerationMixin):
         """Runs the model. Families with other arguments override this method and call :meth:`run`.
 
         Args:
-            input_ids: Token IDs, `(batch, length)`.
+            input_ids: Token IDs, `(batch, length)`. If the model has no token IDs, the first
+                positional argument is its main input, such as `input_values`.
             attention_mask: Mask of the tokens, `(batch, length)`. Zero hides a token.
             token_type_ids: Type of each token, `(batch, length)`.
             position_ids: Position of each token, `(batch, length)`.
@@ -697,8 +701,10 @@ class FlaxModel(FlaxGenerationMixin):
             extra: Collections to use instead of the model's own.
             **inputs: Other inputs of the module.
         """
+        has_token_ids = self.main_input_name == "input_ids" or self.accepts("input_ids")
+        first = "input_ids" if has_token_ids else self.main_input_name
         named_inputs = {
-            "input_ids": input_ids,
+            first: input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
@@ -876,6 +882,8 @@ class FlaxModel(FlaxGenerationMixin):
     def check_images(self, images: Any) -> None:
         """Raises a UsageError for images of an unsupported size or with channels last."""
         expected, shape, name = self.image_shape(), np.shape(images), type(self).__name__
+        if self.is_video_model and len(shape) == 5:
+            return
         if len(shape) != 4:
             raise UsageError(
                 f"pixel_values has the shape {shape}, but {name} requires (batch, channels, "

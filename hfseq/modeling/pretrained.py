@@ -1287,8 +1287,17 @@ class FlaxPreTrainedModel(FlaxModel):
         hfseq does not need these tensors as parameters, because it computes them.
         ``save_pretrained`` writes them, and ``from_pretrained`` compares the computed tensors with
         the checkpoint.
+
+        The default are the counters of batches of PyTorch's batch norms, which hfseq does not use.
         """
-        return {}
+        means = [
+            path
+            for path, (collection, _) in self._stored_paths().items()
+            if collection == "batch_stats" and path[-1] == "mean"
+        ]
+        names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
+        counter = weights.DerivedTensor(np.zeros((), np.int64), unused=True)
+        return dict.fromkeys(names, counter)
 
     def save_pretrained(
         self,

@@ -73,7 +73,8 @@ def attend(
             (grouped-query attention).
         value: Values, same shape as `key`.
         mask: A description of the visible keys from `hfseq.nn.visible`, or a boolean array that
-            broadcasts to `(batch, heads, queries, keys)`.
+            broadcasts to `(batch, heads, queries, keys)`. An array of floats is added to the scores
+            like `bias`, as in PyTorch.
         bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
         causal: Whether a query may only attend to keys at or before its position.
         scale: Factor of the scores. Default: `head_dim ** -0.5`.
@@ -93,6 +94,8 @@ def attend(
     Raises:
         UsageError: The requested implementation does not support these inputs.
     """
+    if isinstance(mask, jax.Array) and jnp.issubdtype(mask.dtype, jnp.floating):
+        bias, mask = mask if bias is None else bias + mask, None
     visible = as_visibility(mask, causal)
     if query.shape[0] != key.shape[0]:
         beams = query.shape[0] // key.shape[0]

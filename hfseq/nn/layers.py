@@ -190,10 +190,16 @@ class Conv1D(Linear):
     input_axis = 1
 
 
+def per_axis(size: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """Returns one size per axis, from one number for all axes or from a sequence."""
+    return (size,) * axes if isinstance(size, int) else tuple(size)
+
+
 class Conv(nnx.Module):
     """A convolution over `(batch, length, in_features)` or `(batch, height, width, in_features)`.
 
-    The kernel has the shape `(*kernel_size, in_features // groups, out_features)`.
+    There may also be three spatial axes. The kernel has the shape `(*kernel_size, in_features //
+    groups, out_features)`.
 
     Args:
         in_features: Input channels.
@@ -202,12 +208,17 @@ class Conv(nnx.Module):
         init: Initializer of the kernel, `init(key, shape, dtype)`.
         rngs: Random keys for the initialization.
         stride: Stride for each spatial axis, or one number for all.
-        padding: A pair for each spatial axis, the numbers of zeros before and after the input, or
-            one number for all.
+        padding: A pair for each spatial axis, the numbers of zeros before and after the input. One
+            number stands for a pair of equal numbers, or for all axes. "same" keeps the size of the
+            input if the stride is 1, and "valid" is 0.
+        dilation: Distance between the elements of a window for each spatial axis, or one number for
+            all.
         groups: Number of channel groups. Output channels only depend on the input channels of their
             group.
         use_bias: Whether to add a bias.
         bias_init: Initializer of the bias. Default: zeros.
+        channels_first: Whether the input and the output have PyTorch's layout, `(batch, channels,
+            ...)`.
     """
 
     __signature__ = ConstructorSignature()
@@ -223,10 +234,12 @@ class Conv(nnx.Module):
         rngs: nnx.Rngs,
         *,
         stride: int | Sequence[int] = 1,
-        padding: int | Sequence[tuple[int, int]] = 0,
+        padding: int | str | Sequence[int | tuple[int, int]] = 0,
+        dilation: int | Sequence[int] = 1,
         groups: int = 1,
         use_bias: bool = True,
         bias_init: Initializer | None = None,
+        channels_first: bool = False,
     ):
         size = tuple(kernel_size)
         if in_features % groups or out_features % groups:
@@ -236,14 +249,19 @@ class Conv(nnx.Module):
         shape = (*size, in_features // groups, out_features)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.bias = initial_bias(out_features, bias_init, rngs) if use_bias else nnx.data(None)
-        self.stride = (stride,) * len(size) if isinstance(stride, int) else tuple(stride)
-        if isinstance(padding, int):
-            padding = [(padding, padding)] * len(size)
-        self.padding = tuple(padding)
+        self.stride = per_axis(stride, len(size))
+        self.dilation = per_axis(dilation, len(size))
+        self.padding = _padding(padding, size, self.dilation)
         self.groups = groups
+        self.channels_first = channels_first
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `(batch, ..., in_features)` to `(batch, ..., out_features)`."""
+        if self.channels_first:
+            return jnp.moveaxis(self._convolve(jnp.moveaxis(x, 1, -1)), -1, 1)
+        return self._convolve(x)
+
+    def _convolve(self, x: jax.Array) -> jax.Array:
         x = x.astype(self.compute_dtype or x.dtype)
         kernel = self.gathered_kernel().astype(x.dtype)
         size = kernel.shape[:-2]
@@ -253,7 +271,7 @@ class Conv(nnx.Module):
             x, kernel = _blocks(x, size), kernel.reshape(-1, kernel.shape[-1])
             y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         else:
-            options = (self.stride, self.padding, self.groups)
+            options = (self.stride, self.padding, self.dilation, self.groups)
             convolve = _convolve if self.groups == 1 else _convolve_groups
             if self.groups == 1 and len(size) > 1:
                 y = convolve(x, kernel, *options)
@@ -264,6 +282,11 @@ class Conv(nnx.Module):
                 y = sharding.map_over_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The size of the kernel for each spatial axis."""
+        return tuple(self.kernel.shape[:-2])
+
     def gathered_kernel(self) -> jax.Array:
         """Returns the kernel gathered over `fsdp`."""
         return sharding.gather_weight(self.kernel[...], self.weight_axes)
@@ -272,15 +295,40 @@ class Conv(nnx.Module):
 Padding = tuple[tuple[int, int], ...]
 
 
+def _padding(
+    padding: int | str | Sequence[int | tuple[int, int]],
+    size: Sequence[int],
+    dilation: Sequence[int],
+) -> Padding:
+    """Returns the numbers of zeros before and after each axis."""
+    if padding == "same":
+        spans = [gap * (taps - 1) for gap, taps in zip(dilation, size, strict=True)]
+        return tuple((span // 2, span - span // 2) for span in spans)
+    if padding == "valid":
+        padding = 0
+    if isinstance(padding, str):
+        raise UsageError(
+            f"unknown padding '{padding}' of a convolution (supported: 'same', 'valid')"
+        )
+    counts = (padding,) * len(size) if isinstance(padding, int) else padding
+    return tuple((count, count) if isinstance(count, int) else count for count in counts)
+
+
 def _convolve(
-    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Padding, groups: int
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: tuple[int, ...],
+    padding: Padding,
+    dilation: tuple[int, ...],
+    groups: int,
 ) -> jax.Array:
-    letters = "HW"[: len(stride)]
+    letters = "DHW"[-len(stride) :]
     return lax.conv_general_dilated(
         x,
         kernel,
         stride,
         padding,
+        rhs_dilation=dilation,
         feature_group_count=groups,
         dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),
     )
@@ -289,24 +337,30 @@ def _convolve(
 # XLA's gradient of a grouped kernel is wrong if the batch is split over devices (jax 0.10). On CPUs
 # it also takes forty times as long as the gradient below, which computes one matrix multiplication
 # per kernel position.
-_convolve_groups = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
+_convolve_groups = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4, 5))
 
 
 def _groups_forward(
-    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Padding, groups: int
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: tuple[int, ...],
+    padding: Padding,
+    dilation: tuple[int, ...],
+    groups: int,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _convolve(x, kernel, stride, padding, groups), (x, kernel)
+    return _convolve(x, kernel, stride, padding, dilation, groups), (x, kernel)
 
 
 def _groups_backward(
     stride: tuple[int, ...],
     padding: Padding,
+    dilation: tuple[int, ...],
     groups: int,
     saved: tuple[jax.Array, jax.Array],
     cotangent: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    _, input_vjp = jax.vjp(lambda x: _convolve(x, kernel, stride, padding, groups), x)
+    _, input_vjp = jax.vjp(lambda x: _convolve(x, kernel, stride, padding, dilation, groups), x)
     (input_gradient,) = input_vjp(cotangent)
     spans = [(n - 1) * step + 1 for n, step in zip(cotangent.shape[1:-1], stride, strict=True)]
     steps = tuple(slice(None, None, step) for step in stride)
@@ -321,7 +375,7 @@ def _groups_backward(
             "ngi,ngo->igo", window, grouped_cotangent, preferred_element_type=jnp.float32
         )
 
-    taps = jnp.indices(kernel.shape[:-2]).reshape(len(stride), -1).T
+    taps = jnp.indices(kernel.shape[:-2]).reshape(len(stride), -1).T * jnp.asarray(dilation)
     return input_gradient, lax.map(tap, taps).reshape(kernel.shape).astype(kernel.dtype)
 
 
@@ -471,20 +525,34 @@ class GroupNorm(nnx.Module):
         features: Number of channels on the last axis.
         epsilon: Added to the variance.
         rngs: Not used. It is accepted so that all layers have this argument.
+        channels_first: Whether channels are the second axis, as in PyTorch, and not the last.
     """
 
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
 
-    def __init__(self, groups: int, features: int, epsilon: float, rngs: nnx.Rngs | None = None):
+    def __init__(
+        self,
+        groups: int,
+        features: int,
+        epsilon: float,
+        rngs: nnx.Rngs | None = None,
+        *,
+        channels_first: bool = False,
+    ):
         if features % groups:
             raise UsageError(f"{groups} groups do not divide {features} channels")
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
-        self.groups, self.epsilon = groups, epsilon
+        self.groups, self.epsilon, self.channels_first = groups, epsilon, channels_first
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalizes each example of `(batch, ..., features)`."""
+        if self.channels_first:
+            return jnp.moveaxis(self._normalize(jnp.moveaxis(x, 1, -1)), -1, 1)
+        return self._normalize(x)
+
+    def _normalize(self, x: jax.Array) -> jax.Array:
         dtype, shape = self.compute_dtype or x.dtype, x.shape
         x = x.astype(jnp.float32).reshape(shape[0], -1, self.groups, shape[-1] // self.groups)
         centered = x - x.mean((1, 3), keepdims=True)
@@ -508,6 +576,7 @@ class BatchNorm(nnx.Module):
         rngs: Not used. It is accepted so that all layers have this argument.
         momentum: Weight of the old running statistics in an update. It is 1 minus the `momentum` of
             PyTorch.
+        channels_first: Whether channels are the second axis, as in PyTorch, and not the last.
     """
 
     __signature__ = ConstructorSignature()
@@ -520,13 +589,20 @@ class BatchNorm(nnx.Module):
         rngs: nnx.Rngs | None = None,
         *,
         momentum: float = 0.9,
+        channels_first: bool = False,
     ):
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
         self.mean, self.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
         self.epsilon, self.momentum = epsilon, momentum
+        self.channels_first = channels_first
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalizes `(batch, ..., features)`."""
+        if self.channels_first:
+            return jnp.moveaxis(self._normalize(jnp.moveaxis(x, 1, -1)), -1, 1)
+        return self._normalize(x)
+
+    def _normalize(self, x: jax.Array) -> jax.Array:
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         mean, variance = self.mean[...], self.var[...]
@@ -690,6 +766,13 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "relu6": jax.nn.relu6,
+    "leaky_relu": jax.nn.leaky_relu,
+    "hardswish": jax.nn.hard_swish,
+    "gelu_10": lambda x: jnp.clip(_gelu(x), -10, 10),
+    "gelu_python": _gelu,
+    "gelu_python_tanh": _tanh_gelu,
+    "gelu_accurate": _tanh_gelu,
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "tanh": jnp.tanh,

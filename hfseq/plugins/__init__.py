@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from hfseq.plugins.registry import TASKS as TASKS
     from hfseq.plugins.registry import ArchitectureSpec as ArchitectureSpec
     from hfseq.plugins.transformers_hook import register_auto_classes as register_auto_classes
+    from hfseq.plugins.untranslated import NotTranslated as NotTranslated
+    from hfseq.plugins.untranslated import refuse_untranslated as refuse_untranslated
 
 _PUBLIC = {
     "hookspecs": ("hookimpl",),
     "manager": ("PluginInfo", "Plugins", "load", "unload"),
     "registry": ("FALLBACK_TASKS", "TASKS", "ArchitectureSpec"),
     "transformers_hook": ("register_auto_classes",),
+    "untranslated": ("NotTranslated", "refuse_untranslated"),
 }
 
 

@@ -85,6 +85,55 @@ def check_architecture(
         AssertionError: Checks failed, a requested check did not run, or no check ran.
         UsageError: The architecture, a task or a check does not exist.
     """
+    skip = dict(skip or {})
+    requested = None if checks is None else list(checks)
+    report = run_checks(
+        name,
+        config,
+        heads=heads,
+        checks=requested,
+        overrides=overrides,
+        torch=torch,
+        skip=skip,
+        zero_gradients=zero_gradients,
+        tolerance=tolerance,
+        inputs=inputs,
+    )
+    if report.failed:
+        lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
+        count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
+        raise AssertionError("\n\n".join([count, *lines]))
+    ran = {label.rpartition(".")[2] for label in report.passed}
+    required = set(requested or ()) - skip.keys()
+    if required - ran or not ran:
+        missing = ", ".join(sorted(required - ran))
+        problem = f"{missing} did not run" if missing else "no check ran"
+        raise AssertionError(f"{problem} on any head of '{name}'\n{report}")
+    if report.not_run:
+        warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
+    return report
+
+
+def run_checks(
+    name: str,
+    config: PreTrainedConfig | Iterable[PreTrainedConfig] | Mapping[str, PreTrainedConfig],
+    *,
+    heads: Iterable[str] | None = None,
+    checks: Iterable[str] | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    torch: bool = True,
+    skip: Mapping[str, str] | None = None,
+    zero_gradients: Iterable[str] = ZERO_GRADIENTS,
+    tolerance: float = 1e-5,
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
+) -> Report:
+    """Runs the checks on an architecture and returns the report also if checks fail.
+
+    The arguments are those of :func:`check_architecture`.
+
+    Raises:
+        UsageError: The architecture, a task or a check does not exist.
+    """
     from transformers import PreTrainedConfig
 
     skip = dict(skip or {})
@@ -138,18 +187,6 @@ def check_architecture(
                     full = f"{model_class.__name__}{label}.{check}"
                     report.run(checks_by_name[check], full, case, skip.get(check))
     report.unmoved = _unmoved_fields(list(configs.values()))
-    if report.failed:
-        lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
-        count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
-        raise AssertionError("\n\n".join([count, *lines]))
-    ran = {label.rpartition(".")[2] for label in report.passed}
-    required = set(requested or ()) - skip.keys()
-    if required - ran or not ran:
-        missing = ", ".join(sorted(required - ran))
-        problem = f"{missing} did not run" if missing else "no check ran"
-        raise AssertionError(f"{problem} on any head of '{name}'\n{report}")
-    if report.not_run:
-        warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
     return report
 
 

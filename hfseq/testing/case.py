@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
+#: Whether the checks compile the models. Without it, many small models are compared faster.
+COMPILE = True
 ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
 
 
@@ -375,7 +377,12 @@ def comparable_outputs(output: Any) -> dict[str, jax.Array]:
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles without optimizations on CPUs, because the checks run each function only once."""
+    """Compiles without optimizations on CPUs, because the checks run each function only once.
+
+    If `COMPILE` is false, the function is returned and runs operation by operation.
+    """
+    if not COMPILE:
+        return function
     cpu = jax.default_backend() == "cpu"
     return jax.jit(
         function, compiler_options={"xla_backend_optimization_level": 0} if cpu else None

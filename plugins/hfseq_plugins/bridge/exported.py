@@ -23,16 +23,16 @@ from transformers import PreTrainedConfig
 from hfseq.errors import CheckpointError, UsageError, optional_import
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel, JoinedTensor, WeightMap
-from hfseq.nn import Keys, outputs, trees
+from hfseq.nn import Buffer, Keys, outputs, trees
 from hfseq.nn.context import current_options
-from hfseq_plugins.bridge.variables import BridgeBuffer, Holder
+from hfseq_plugins.bridge.variables import Holder
 
 FOLDER, INDEX, FORMAT = "bridge", "index.json", 1
 #: Where the cache of generation is attached to a module.
 CACHE = "exported_cache"
 
 
-_COLLECTIONS = {"batch_stats": nnx.BatchStat, "buffers": BridgeBuffer}
+_COLLECTIONS = {"batch_stats": nnx.BatchStat, "buffers": Buffer}
 
 
 @dataclasses.dataclass(frozen=True)

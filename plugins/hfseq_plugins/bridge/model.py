@@ -41,7 +41,7 @@ from hfseq_plugins.bridge.initialization import initial_values
 from hfseq_plugins.bridge.layout import sharding_rules
 from hfseq_plugins.bridge.names import BridgedWeightMap
 from hfseq_plugins.bridge.structure import Structure, forward_signature, new_layer, structure_of
-from hfseq_plugins.bridge.variables import BridgeBuffer, Holder
+from hfseq_plugins.bridge.variables import Holder
 
 logger = logging.getLogger("hfseq")
 
@@ -87,7 +87,7 @@ class BridgedModule(nnx.Module):
         for name, value in self.structure.statistics.items():
             *above_path, leaf = self.structure.buffer_paths[name]
             is_statistic = name.endswith(("running_mean", "running_var"))
-            variable_type = nnx.BatchStat if is_statistic else BridgeBuffer
+            variable_type = nnx.BatchStat if is_statistic else nn.Buffer
             setattr(self._holder(".".join(above_path)), leaf, variable_type(jnp.asarray(value)))
         add_holders(self)
 

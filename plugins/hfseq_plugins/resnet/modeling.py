@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from transformers import PreTrainedConfig, ResNetConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.modeling import DerivedTensor, FlaxVisionPreTrainedModel
+from hfseq.modeling import FlaxVisionPreTrainedModel
 from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
@@ -298,12 +297,6 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
     def enable_gradient_checkpointing(self) -> None:
         """Raises NotImplementedError, as in Transformers 4."""
         raise NotImplementedError(f"{type(self).__name__} does not support gradient checkpointing")
-
-    def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Returns the batch counters of PyTorch's batch norms, which hfseq does not use."""
-        means = [path for path in self._stored_paths() if path[-1] == "mean"]
-        names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
-        return {name: DerivedTensor(np.zeros((), np.int64), unused=True) for name in names}
 
 
 class FlaxResNetModel(FlaxResNetPreTrainedModel):

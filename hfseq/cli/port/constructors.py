@@ -1,0 +1,552 @@
+"""Translates constructors: layers of PyTorch become layers of `hfseq.nn`."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from typing import TYPE_CHECKING
+
+from hfseq.cli.port import lift_heads, table
+from hfseq.cli.port.folding import fold
+from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
+from hfseq.cli.port.lifting import is_cached, pads_values
+from hfseq.cli.port.scope import PortedClass, Scope, Visitor
+from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.syntax import (
+    argument,
+    assign,
+    bind,
+    call,
+    calls,
+    default_values,
+    dotted,
+    expression,
+    is_none,
+    keyword,
+    names_read,
+    own_attribute,
+    parameters,
+    replace,
+    statement,
+)
+from hfseq.cli.port.tidying import tidy_constructor
+
+if TYPE_CHECKING:
+    from hfseq.cli.port.translation import Translator
+
+_SKIPPED = re.compile(
+    r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*|init_\w*)\b"
+    r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
+)
+
+
+#: Options of layers that no model changes, if they are passed on with their default.
+_UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
+
+
+class ActivationTables(ast.NodeTransformer):
+    """Replaces lookups in Transformers' table of activations, and `self.config` in constructors."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if dotted(node.value) in ("ACT2FN", "ACT2CLS"):
+            return call("nn.activation", node.slice)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if dotted(node.func) == "get_activation":
+            return call("nn.activation", node.args[0])
+        return node
+
+
+class Constructor:
+    """Translates the constructor of a class.
+
+    Args:
+        translator: The translator of the file.
+        ported: The class, whose methods are translated already.
+        methods: The translated methods.
+    """
+
+    def __init__(self, translator: Translator, ported: PortedClass, methods: list[ast.stmt]):
+        self.translator, self.ported, self.methods = translator, ported, methods
+        self.own = ported.source
+        self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
+        self.variables = self.class_variables()
+        self.choices: dict[str, ast.expr] = {}
+        #: Layers of PyTorch that are the defaults of arguments.
+        self.layer_defaults = (
+            {
+                name: value
+                for name, value in default_values(self.own.methods["__init__"]).items()
+                if re.fullmatch(r"nn\.[A-Z]\w+", dotted(value))
+            }
+            if "__init__" in self.own.methods
+            else {}
+        )
+
+    def build(self) -> ast.FunctionDef:
+        """Returns the translated constructor and sets `ported.constructor_arguments`."""
+        source = self.own.methods.get("__init__")
+        if source is None:
+            source = statement("def __init__(self, config): pass")  # type: ignore[assignment]
+        assert isinstance(source, ast.FunctionDef)
+        source = copy.deepcopy(source)
+        replace(source, {"self.config": "config"})
+        ActivationTables().visit(source)
+        names = parameters(source)
+        self.argument_names = set(names) - {"config"}
+        self.stored = {
+            own_attribute(item.targets[0]): dotted(item.value)
+            for item in source.body
+            if isinstance(item, ast.Assign) and own_attribute(item.targets[0])
+        }
+        body = fold(source.body, {"device": None} if "device" in names else {})
+        visitor = self.translator.expressions(self.scope, self.lift_call)
+        visitor.enter(source)
+        lines = self.lines(body, visitor)
+        self.rename_classes(lines)
+        self.add_configuration(lines)
+        kv_heads = self.add_cache(lines)
+        called = [node for key, node in self.translator._methods.items() if key[0] == self.own.name]
+        used = [*self.methods, *called, *self.ported.properties]
+        lines = tidy_constructor(lines, used, self.translator.read_attributes)
+        if kv_heads:
+            lines.insert(0, statement("super().__init__()"))
+        if self.translator.file.encoder_only and self.own is self.translator.base:
+            message = "this port of an encoder does not support is_decoder=True"
+            lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
+        text = "\n".join(ast.unparse(item) for item in lines)
+        read = set(re.findall(r"\b\w+\b", text))
+        self.ported.constructor_arguments = [name for name in names if name in read]
+        if re.search(r"\binit\b(?! *=)", text):
+            std = "config.initializer_range" if self.has_range() else "0.02"
+            lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({std})"))
+        return self.signature(source, lines)
+
+    def has_range(self) -> bool:
+        """Whether the configuration defines the standard deviation of initial weights."""
+        return "config" in self.ported.constructor_arguments and self.translator.has_field(
+            "initializer_range"
+        )
+
+    def signature(self, source: ast.FunctionDef, lines: list[ast.stmt]) -> ast.FunctionDef:
+        """Returns the constructor with its arguments. `rngs` follows the configuration."""
+        defaults = default_values(source)
+        spelled = [
+            name + (f"={ast.unparse(defaults[name])}" if name in defaults else "")
+            for name in self.ported.constructor_arguments
+        ]
+        uses_rngs = any("rngs" in ast.unparse(item) for item in lines)
+        self.ported.takes_rngs = uses_rngs or self.own.kind == "model"
+        if self.own.kind == "model" and "config" not in self.ported.constructor_arguments:
+            self.ported.constructor_arguments.insert(0, "config")
+            spelled.insert(0, "config")
+        position = 1 if self.ported.constructor_arguments[:1] == ["config"] else 0
+        if "config" in self.ported.constructor_arguments[:1]:
+            spelled[0] = "config"
+        if self.ported.takes_rngs:
+            if position == 0 and any("=" in item for item in spelled):
+                position = next(i for i, item in enumerate(spelled) if "=" in item)
+            elif position == 0:
+                position = len(spelled)
+            spelled.insert(position, "rngs")
+            self.ported.rngs_position = position
+        function = statement(f"def __init__({', '.join(['self', *spelled])}): pass")
+        assert isinstance(function, ast.FunctionDef)
+        function.body = lines or [ast.Pass()]
+        return function
+
+    def add_configuration(self, lines: list[ast.stmt]) -> None:
+        """Adds the fields of the configuration that methods read as attributes."""
+        existing = {
+            own_attribute(item.targets[0]) for item in lines if isinstance(item, ast.Assign)
+        }
+        for name, value in self.ported.attributes.items():
+            if name not in existing:
+                lines.append(statement(f"self.{name} = {value}"))
+
+    def add_cache(self, lines: list[ast.stmt]) -> bool:
+        """Adds the attributes of `nn.CachedAttention`. Returns whether the class derives from it."""
+        if not (self.own.kind == "attention" and is_cached(self.own)):
+            return False
+        text = "\n".join(ast.unparse(item) for item in lines)
+        found = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
+        if found is None:
+            found = re.search(r"\bconfig\.(num_key_value_heads|num_kv_heads)\b", text)
+        if found is None:
+            found = re.search(r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text)
+        value = found[0] if found else "config.num_attention_heads"
+        if pads_values(self.own):  # keys and values are expanded to all heads
+            value = "config.num_attention_heads"
+            lines.append(statement("self.head_dim = self.qk_head_dim"))
+            text += "self.head_dim ="
+        if value != "self.kv_heads":
+            lines.append(statement(f"self.kv_heads = {value}"))
+        if "self.head_dim =" not in text:
+            other = re.search(r"self\.(attention_head_size|head_size|d_head)\b", text)
+            default = "config.hidden_size // config.num_attention_heads"
+            lines.append(statement(f"self.head_dim = {other[0] if other else default}"))
+        return True
+
+    def lines(self, body: list[ast.stmt], visitor: Visitor) -> list[ast.stmt]:
+        """Translates statements."""
+        lines: list[ast.stmt] = []
+        for item in body:
+            lines += self.translator.guarded(
+                self.own, item, lambda item=item: self.line(item, visitor)
+            )
+        return lines
+
+    def line(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
+        """Translates one statement."""
+        text = ast.unparse(item)
+        simpler = weight_norm_statement(item)
+        if simpler is not None:
+            return [line for new in simpler for line in self.line(new, visitor)]
+        if text.startswith("super(") and self.own.base_layer:
+            return [self.base_constructor(item, visitor)]
+        if _SKIPPED.match(text) or text.startswith("super("):
+            return []
+        if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
+            return []
+        if isinstance(item, ast.If):
+            return self.branch(item, visitor)
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+            name = item.targets[0].id
+            found = self.variables.get(name, [])
+            if len(found) == 2 and isinstance(item.value, ast.IfExp):
+                self.choices[name] = item.value.test
+                return []
+        if isinstance(item, ast.For):
+            item.body = self.lines(item.body, visitor)
+            return [item] if item.body else []
+        if isinstance(item, ast.Expr) and "register_buffer(" in text:
+            node = item.value
+            assert isinstance(node, ast.Call)
+            name = node.args[0]
+            assert isinstance(name, ast.Constant)
+            if self.own.parts.get(str(name.value)) == "nn.Buffer":
+                value = call("nn.Buffer", visitor.visit(node.args[1]))  # type: ignore[arg-type]
+                return [assign(f"self.{name.value}", value)]
+            self.buffer(str(name.value), node.args[1], visitor)
+            return []
+        if (
+            isinstance(item, ast.Assign)
+            and self.own.parts.get(own_attribute(item.targets[0])) == "nn.Buffer"
+        ):
+            if isinstance(item.value, ast.Call) and item.value.args:
+                value = call("nn.Buffer", visitor.visit(item.value.args[0]))  # type: ignore[arg-type]
+                return [assign(item.targets[0], value)]
+        if isinstance(item, ast.Assign) and "nn.Buffer(" in text:
+            name = own_attribute(item.targets[0])
+            if (
+                name
+                and isinstance(item.value, ast.Call)
+                and dotted(item.value.func).endswith("nn.Buffer")
+            ):
+                self.buffer(name, item.value.args[0], visitor)
+                return []
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.IfExp):
+            value = item.value
+            if is_none(value.orelse):
+                value.orelse = expression("nnx.data(None)")
+            if is_none(value.body):
+                value.body = expression("nnx.data(None)")
+        if isinstance(item, ast.Expr) and isinstance(item.value, ast.Call):
+            function = item.value.func
+            is_append = isinstance(function, ast.Attribute) and function.attr == "append"
+            if not is_append:
+                self.scope.report(item, "a statement in a constructor")
+                return []
+        result = visitor.visit(item)
+        result = result if isinstance(result, list) else [] if result is None else [result]
+        return self.tie(result)
+
+    def rename_classes(self, lines: list[ast.stmt]) -> None:
+        """Renames classes of the file that are passed on as values."""
+        for node in (node for line in lines for node in ast.walk(line)):
+            owner = self.translator.file.classes.get(dotted(node))
+            if isinstance(node, ast.Name) and owner is not None and owner.kind != "abstract":
+                self.translator.uses.setdefault(self.own.name, set()).add(owner.name)
+                node.id = self.translator.port(owner).name
+
+    def base_constructor(self, item: ast.stmt, visitor: Visitor) -> ast.stmt:
+        """Calls the constructor of the layer that the class derives from."""
+        assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
+        defaults = default_values(self.own.methods["__init__"])
+        words = [
+            word
+            for word in item.value.keywords
+            if word.arg and not (word.arg in _UNUSED_OPTIONS and dotted(word.value) in defaults)
+        ]
+        base = ast.Call(expression(self.own.base_layer), item.value.args, words)
+        result = visitor.visit(base)
+        assert isinstance(result, ast.Call)
+        result.func = expression("super().__init__")
+        return ast.Expr(result)
+
+    def class_variables(self) -> dict[str, list[SourceClass]]:
+        """Returns the classes that a variable of the constructor may stand for.
+
+        The variable is assigned in the constructor, or it is an argument, and other constructors of
+        the file pass classes.
+        """
+        classes = self.translator.file.classes
+        source = self.own.methods.get("__init__")
+        names: dict[str, list[SourceClass]] = {}
+
+        def add(name: str, value: ast.expr) -> None:
+            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            found = [classes[dotted(part)] for part in parts if dotted(part) in classes]
+            known = names.setdefault(name, [])
+            known += [part for part in found if part not in known]
+
+        if source is None:
+            return {}
+        for node in ast.walk(source):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                add(node.targets[0].id, node.value)
+        for owner in classes.values():
+            for node in calls(owner.methods.get("__init__", ast.Pass())):
+                if dotted(node.func) == self.own.name:
+                    for name, value in bind(node, parameters(source)).items():
+                        add(name, value)
+        return {name: found for name, found in names.items() if found}
+
+    def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
+        """Leaves out a head whose weights are those of the embeddings."""
+        heads = self.translator.heads_of(self.own)
+        result: list[ast.stmt] = []
+        for item in lines:
+            name = own_attribute(item.targets[0]) if isinstance(item, ast.Assign) else ""
+            if name in heads:
+                assert isinstance(item, ast.Assign)
+                result += lift_heads.tie(heads[name], item)
+            else:
+                result.append(item)
+        return result
+
+    def branch(self, item: ast.If, visitor: Visitor) -> list[ast.stmt]:
+        """Translates a branch. Modules that only some configurations have are data in all."""
+        item.test = visitor.visit(item.test)  # type: ignore[assignment]
+        item.body, item.orelse = self.lines(item.body, visitor), self.lines(item.orelse, visitor)
+        if not item.body and not item.orelse:
+            return []
+        before: list[ast.stmt] = []
+        modules = {
+            own_attribute(line.targets[0])
+            for line in ast.walk(item)
+            if isinstance(line, ast.Assign) and _creates_module(line.value)
+        }
+        assigned = [_assigned(item.body), _assigned(item.orelse)]
+        for branch, own, other in (
+            (item.body, assigned[0], assigned[1]),
+            (item.orelse, assigned[1], assigned[0]),
+        ):
+            for line in branch:
+                if isinstance(line, ast.Assign) and is_none(line.value):
+                    if own_attribute(line.targets[0]) in modules:
+                        line.value = expression("nnx.data(None)")
+            before += [statement(f"self.{n} = nnx.data(None)") for n in own - other if n in modules]
+        item.body = item.body or [ast.Pass()]
+        return [*before, item]
+
+    def buffer(self, name: str, value: ast.expr, visitor: Visitor) -> None:
+        """Computes a buffer that files do not contain where it is read."""
+        reads = any(
+            own_attribute(node) == name for method in self.methods for node in ast.walk(method)
+        )
+        if not reads:
+            return
+        translated = visitor.visit(value)
+        for node in ast.walk(translated):
+            path = dotted(node)
+            if path.startswith("config.") and path.count(".") == 1:
+                self.ported.attributes.setdefault(path[7:], path)
+        texts = {"config": "self"}
+        for argument_name in names_read([translated]) & self.argument_names:
+            attribute = next((a for a, n in self.stored.items() if n == argument_name), "")
+            if not attribute:
+                attribute = f"{argument_name}_value"
+                self.ported.attributes[attribute] = argument_name
+            texts[argument_name] = f"self.{attribute}"
+        translated = replace(translated, texts)
+        method = f"@property\ndef {name}(self):\n    return {ast.unparse(translated)}"
+        self.ported.properties.append(statement(method))
+
+    def lift_call(self, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+        """Translates the constructor of a layer or of a class of the file."""
+        name = dotted(node.func).removesuffix("._from_config").removeprefix("torch.")
+        owner = self.translator.file.classes.get(name)
+        if owner is not None:
+            return self.construct(visitor, node, owner)
+        normed = weight_norm_call(node)
+        if normed is not None:
+            normed.args = [visitor.visit(arg) for arg in normed.args]  # type: ignore[misc]
+            return normed
+        default = self.layer_defaults.get(name)
+        if default is not None:
+            node = ast.copy_location(ast.Call(default, node.args, node.keywords), node)
+            return self.lift_call(visitor, node)
+        method = own_attribute(node.func)
+        if method in self.own.methods:
+            self.translator.own_method(self.ported, method)
+            return None
+        if isinstance(node.func, ast.Name) and (found := self.variables.get(name)):
+            if len(found) == 1:
+                return self.construct(visitor, node, found[0])
+            if name in self.choices and len(found) == 2:
+                choice = self.choices[name]
+                first, second = (
+                    self.construct(visitor, copy.deepcopy(node), part) for part in found
+                )
+                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)  # type: ignore[arg-type]
+        if name == "nn.ModuleList":
+            return self.module_list(visitor, node)
+        if name == "Conv1D":  # of GPT-2: outputs first
+            sizes = [visitor.visit(arg) for arg in node.args[::-1]]
+            return call("nn.Conv1D", *sizes, "init", "rngs")  # type: ignore[arg-type]
+        if name == "LayerNorm" and name in self.translator.file.imported:
+            name = "nn.LayerNorm"
+        function = _LAYERS.get(name)
+        if function is not None:
+            arguments = [visitor.visit(arg) for arg in node.args]
+            words = [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords]  # type: ignore[arg-type]
+            return function(ast.Call(node.func, arguments, words))  # type: ignore[arg-type]
+        if name == "nn.activation":
+            return node
+        if name not in table.RULES and self.translator.file.import_function(name):
+            return self.translator.helper_call(self.scope, visitor, node, name)
+        if re.fullmatch(r"nn\.[A-Z]\w+", name):
+            return visitor.construct(node)  # type: ignore[attr-defined,no-any-return]
+        return None
+
+    def module_list(self, visitor: Visitor, node: ast.Call) -> ast.expr:
+        """Translates a list of modules. Lists of layers are run by `nn.run_layers`."""
+        inner = next(
+            (
+                self.translator.file.classes[dotted(part.func)]
+                for part in calls(node)
+                if dotted(part.func) in self.translator.file.classes
+            ),
+            None,
+        )
+        arguments = [visitor.visit(arg) for arg in node.args]
+        if arguments and isinstance(arguments[0], ast.GeneratorExp):
+            arguments[0] = ast.ListComp(arguments[0].elt, arguments[0].generators)
+        if arguments and isinstance(arguments[0], ast.ListComp):
+            comprehension = arguments[0]
+            index = comprehension.generators[0].target
+            if isinstance(index, ast.Name) and index.id not in {
+                n.id for n in ast.walk(comprehension.elt) if isinstance(n, ast.Name)
+            }:
+                comprehension.generators[0].target = ast.Name("_", ast.Store())
+        scanned = inner is not None and inner in self.translator.scanned
+        return call("nn.Layers" if scanned else "nnx.List", *arguments)  # type: ignore[arg-type]
+
+    def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:
+        """Builds a submodule that is a class of the file."""
+        values = ast.Call(
+            node.func,
+            [visitor.visit(arg) for arg in node.args],  # type: ignore[misc]
+            [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords],  # type: ignore[arg-type]
+        )
+        substitute = self.translator.substitute(owner)
+        if substitute is not None:
+            return substitute.construct(self.scope, values)
+        ported = self.translator.port(owner)
+        self.translator.uses.setdefault(self.own.name, set()).add(owner.name)
+        if owner.base_layer and "__init__" not in owner.methods:
+            values.func = expression(owner.base_layer)
+            result = self.lift_call(visitor, values)
+            assert isinstance(result, ast.Call)
+            result.func = expression(ported.name)
+            return result
+        init = owner.methods.get("__init__")
+        if init is None and owner.parent is not None:
+            init = owner.parent.methods.get("__init__")
+        names = parameters(init) if init is not None else ["config"]
+        given = bind(values, names)
+        args: list[ast.expr] = []
+        words: list[ast.keyword] = []
+        rngs = ported.takes_rngs
+        for index, name in enumerate(ported.constructor_arguments):
+            if rngs and not words and len(args) == index == ported.rngs_position:
+                args.append(expression("rngs"))
+                rngs = False
+            if name not in given:
+                continue
+            if not words and len(args) - (ported.takes_rngs and not rngs) == index:
+                args.append(given[name])
+            else:
+                words.append(ast.keyword(name, given[name]))
+        if rngs and not words and len(args) == ported.rngs_position:
+            args.append(expression("rngs"))
+        elif rngs:
+            words.append(ast.keyword("rngs", expression("rngs")))
+        return ast.Call(expression(ported.name), args, words)
+
+
+def _creates_module(value: ast.expr) -> bool:
+    """Returns whether a translated value is a module or a parameter, and not only a function."""
+    text = ast.unparse(value)
+    return re.search(r"\bnnx?\.(?!Function\b)[A-Z]|\brngs\b", text) is not None
+
+
+def _assigned(body: list[ast.stmt]) -> set[str]:
+    return {own_attribute(item.targets[0]) for item in body if isinstance(item, ast.Assign)} - {""}
+
+
+def layer_name(name: str) -> str:
+    """Returns the layer of hfseq for a layer of PyTorch."""
+    names = {"nn.Embedding": "nn.Embed"}
+    return names.get(name, re.sub(r"Conv\dd$", "Conv", name))
+
+
+def _linear(node: ast.Call) -> ast.expr:
+    values = bind(node, ["in_features", "out_features", "bias"])
+    bias = values.get("bias")
+    words = {}
+    if bias is not None and not (isinstance(bias, ast.Constant) and bias.value is True):
+        words["use_bias"] = bias
+    return call("nn.Linear", values["in_features"], values["out_features"], "init", "rngs", **words)
+
+
+def _embedding(node: ast.Call) -> ast.expr:
+    values = bind(node, ["num_embeddings", "embedding_dim"])
+    return call("nn.Embed", values["num_embeddings"], values["embedding_dim"], "init", "rngs")
+
+
+def _layer_norm(node: ast.Call) -> ast.expr:
+    values = bind(node, ["normalized_shape", "eps", "elementwise_affine", "bias"])
+    words: dict[str, ast.expr] = {}
+    affine, bias = values.get("elementwise_affine"), values.get("bias")
+    if affine is not None and ast.unparse(affine) != "True":
+        words = {"use_bias": affine, "use_scale": affine}
+    if bias is not None and ast.unparse(bias) != "True":
+        words["use_bias"] = bias
+    epsilon = values.get("eps") or expression("1e-5")
+    return call("nn.LayerNorm", values["normalized_shape"], epsilon, **words)
+
+
+def _dropout(node: ast.Call) -> ast.expr:
+    return call("nn.Dropout", argument(node, 0, "p") or expression("0.5"))
+
+
+def _identity(_: ast.Call) -> ast.expr:
+    return expression("nn.identity")
+
+
+_LAYERS = {
+    "nn.Linear": _linear,
+    "nn.Embedding": _embedding,
+    "nn.LayerNorm": _layer_norm,
+    "nn.Dropout": _dropout,
+    "nn.Identity": _identity,
+}
+
+
+__all__ = ["ActivationTables", "Constructor", "assign"]

@@ -1,0 +1,75 @@
+"""The names of tensors in checkpoint files, where they differ from those of PyTorch's modules.
+
+Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses this
+when it saves one. A port describes the same files with attributes of its model class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+
+def _transforms(model_type: str, class_name: str) -> list[Any]:
+    try:
+        from transformers import conversion_mapping as mapping
+    except ImportError:  # PyTorch is not installed
+        return []
+    transforms = mapping.get_checkpoint_conversion_mapping(class_name)
+    if transforms is None:
+        transforms = mapping.get_checkpoint_conversion_mapping(model_type)
+    return list(transforms or ())
+
+
+def joined_weights(
+    model_type: str, class_name: str, parameter_names: Iterable[str]
+) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Returns the parameters that files store in several tensors, by the end of their names.
+
+    Args:
+        model_type: The model type.
+        class_name: The name of the base model in PyTorch.
+        parameter_names: The names of the parameters of experts.
+
+    Returns:
+        For each joined parameter, the names of the tensors in files and the axis along which
+        several of them are joined.
+    """
+    joined = {}
+    for transform in _transforms(model_type, class_name):
+        kinds = [type(item).__name__ for item in getattr(transform, "operations", ())]
+        if kinds not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
+            continue
+        if len(transform.target_patterns) != 1:
+            continue
+        target = _plain(transform.target_patterns[0])
+        if target is None or target.split(".")[-1] not in parameter_names:
+            continue
+        sources = [pattern.replace("*", "{}") for pattern in transform.source_patterns]
+        names = tuple(name for name in map(_plain, sources) if name is not None)
+        axis = transform.operations[-1].dim - 1 if len(kinds) == 2 else 0
+        if len(names) == len(sources):
+            joined[target] = (names, axis)
+    return joined
+
+
+def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, str]:
+    """Returns the part of a name in files for each part of a name in the module that differs."""
+    renamed: dict[str, str] = {}
+    transforms = [item for name in class_names for item in _transforms(model_type, name)]
+    for transform in transforms:
+        if type(transform).__name__ != "WeightRenaming":
+            continue
+        sources, targets = transform.source_patterns, transform.target_patterns
+        if len(sources) == len(targets) == 1:
+            source, target = _plain(sources[0]), _plain(targets[0])
+            if source and target and target not in renamed:
+                renamed[target] = source
+    return renamed
+
+
+def _plain(pattern: str) -> str | None:
+    """Returns a regular expression as plain text, or `None` if it is more than that."""
+    text = pattern.strip("^$").replace("\\.", ".").strip(".")
+    return text if re.fullmatch(r"[\w.{}]+", text) else None

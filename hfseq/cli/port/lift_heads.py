@@ -1,0 +1,111 @@
+"""Lifts heads whose kernel may be the embedding matrix."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+from hfseq.cli.port.scope import CALL_LIFTS, Scope, Visitor
+from hfseq.cli.port.source import SourceClass, SourceFile
+from hfseq.cli.port.syntax import (
+    argument,
+    call,
+    calls,
+    dotted,
+    expression,
+    own_attribute,
+    statement,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TiedHead:
+    """A projection to the vocabulary whose kernel may be the embedding matrix.
+
+    Attributes:
+        name: The attribute of the projection.
+        embeddings: The expression of the embeddings in the class that owns the projection.
+        has_bias: Whether the projection has a bias of its own.
+        bias: The attribute with the bias of the projection, if the class owns it.
+    """
+
+    name: str
+    embeddings: str
+    has_bias: bool = False
+    bias: str = ""
+
+
+def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
+    """Returns the tied heads of each class, by attribute."""
+    heads: dict[str, dict[str, TiedHead]] = {}
+    for owner in file.classes.values():
+        keys = owner.literal("_tied_weights_keys", {})
+        for source, target in keys.items() if isinstance(keys, dict) else ():
+            *path, name, leaf = source.split(".")
+            holder: SourceClass | str | None = owner
+            for part in path:
+                holder = holder.parts.get(part) if isinstance(holder, SourceClass) else None
+            if leaf != "weight" or not isinstance(holder, SourceClass):
+                continue
+            if holder.parts.get(name) != "nn.Linear" or not target.endswith(".weight"):
+                continue
+            bias = keys.get(source.removesuffix("weight") + "bias", "").split(".")[-1]
+            embeddings = "tied_embeddings" if path else f"self.{target.removesuffix('.weight')}"
+            head = TiedHead(name, embeddings, not bias and _has_bias(holder, name), bias)
+            heads.setdefault(holder.name, {})[name] = head
+    return heads
+
+
+def tied_embeddings(owner: SourceClass) -> str:
+    """Returns the expression of the embeddings to which a head of a model is tied."""
+    keys = owner.literal("_tied_weights_keys", {})
+    targets = [
+        target for target in keys.values() if target.endswith(".weight")
+    ] if isinstance(keys, dict) else []  # fmt: skip
+    return f"self.{targets[0].removesuffix('.weight')}" if targets else "None"
+
+
+def _has_bias(owner: SourceClass, name: str) -> bool:
+    for node in ast.walk(owner.methods["__init__"]):
+        if isinstance(node, ast.Assign) and own_attribute(node.targets[0]) == name:
+            for inner in calls(node.value):
+                if dotted(inner.func).endswith("nn.Linear"):
+                    bias = argument(inner, 2, "bias")
+                    return not (isinstance(bias, ast.Constant) and bias.value is False)
+    return False
+
+
+def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """The logits of a head whose kernel may be the embedding matrix."""
+    name = own_attribute(node.func)
+    head = scope.translator.heads_of(scope.own).get(name)
+    if head is None:
+        return None
+    x = visitor.visit(node.args[0])
+    attend = f"{head.embeddings}.attend"
+    if head.has_bias:
+        tied = f"partial({attend}, bias=self.{name}.bias[...])"
+        function = f"{tied} if self.{name}.kernel is None else self.{name}"
+    else:
+        function = f"self.{name} or {attend}"
+    if scope.is_model:
+        return call("nn.vocabulary_logits", function, x)  # type: ignore[arg-type]
+    logits = ast.Call(expression(function), [x], [])  # type: ignore[list-item]
+    return call("nn.add_bias", logits, f"self.{head.bias}[...]") if head.bias else logits
+
+
+def tie(head: TiedHead, item: ast.Assign) -> list[ast.stmt]:
+    """Leaves out the kernel of a projection in the constructor, if it is tied."""
+    if head.has_bias:
+        check = f"if config.tie_word_embeddings:\n    self.{head.name}.kernel = nnx.data(None)"
+        return [item, statement(check)]
+    if head.bias and isinstance(item.value, ast.Call):
+        words = [word for word in item.value.keywords if word.arg != "use_bias"]
+        item.value.keywords = [*words, ast.keyword("use_bias", ast.Constant(False))]
+    item.value = ast.IfExp(
+        expression("config.tie_word_embeddings"), expression("nnx.data(None)"), item.value
+    )
+    return [item]
+
+
+CALL_LIFTS.insert(0, lift_tied_logits)

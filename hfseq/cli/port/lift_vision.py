@@ -1,0 +1,29 @@
+"""Lifts of vision models: stochastic depth in all forms."""
+
+from __future__ import annotations
+
+import ast
+
+
+from hfseq.cli.port.scope import Substitute, class_lift
+from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.syntax import call, expression
+
+
+@class_lift
+def lift_inline_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
+    """Stochastic depth whose computation is written in its `forward`."""
+    if owner.forward is None or not owner.name.endswith(("DropPath", "StochasticDepth")):
+        return None
+    text = ast.unparse(owner.forward)
+    if "torch.rand(" not in text or ".div(keep_prob)" not in text:
+        return None
+
+    def construct(scope: object, node: ast.Call) -> ast.expr:
+        values = [*node.args, *(word.value for word in node.keywords)]
+        return call("nn.DropPath", *(values[:1] or ["0.0"]))
+
+    def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
+        return ast.Call(function, [*args[:1], expression("rngs")], [])
+
+    return Substitute(construct, use)

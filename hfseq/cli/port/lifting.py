@@ -1,0 +1,989 @@
+"""Lifts whole classes and statements that model files share to their counterparts in `hfseq.nn`.
+
+A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a part
+of the PyTorch model, and returns its translation, or `None` if it does not know the part. A lift
+applies only to forms that it knows exactly. Everything else is translated operator by operator.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+
+from hfseq.cli.port.scope import (
+    Scope,
+    Substitute,
+    Visitor,
+    call_lift,
+    class_lift,
+    statement_lift,
+)
+from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.syntax import (
+    argument,
+    assign,
+    bind,
+    call,
+    dotted,
+    expression,
+    is_none,
+    keyword,
+    names_read,
+    own_attribute,
+    parameters,
+    replace,
+    statement,
+    statements,
+)
+
+# -- classes
+
+
+def _body_text(function: ast.FunctionDef | None) -> str:
+    if function is None:
+        return ""
+    body = [item for item in function.body if not _is_docstring(item)]
+    return "\n".join(ast.unparse(item) for item in body)
+
+
+def _is_docstring(item: ast.stmt) -> bool:
+    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+
+
+def _call_first(function: ast.expr, args: list[ast.expr], _: dict[str, ast.expr]) -> ast.expr:
+    return ast.Call(function, args[:1], [])
+
+
+def _call_with_keys(function: ast.expr, args: list[ast.expr], _: dict[str, ast.expr]) -> ast.expr:
+    return ast.Call(function, [*args[:1], expression("rngs")], [])
+
+
+@class_lift
+def lift_rms_norm(translator: object, owner: SourceClass) -> Substitute | None:
+    """RMSNorm with a scale, or with a scale that is stored minus one (Gemma)."""
+    if set(owner.methods) - {"__init__", "forward", "extra_repr", "_norm"} or owner.parent:
+        return None
+    constructor = owner.methods.get("__init__")
+    built = _body_text(constructor)
+    body = _body_text(owner.forward) + _body_text(owner.methods.get("_norm"))
+    is_norm = re.search(r"\.pow\(2\)\.mean\(-1, keepdim=True\)", body) and "torch.rsqrt(" in body
+    if not is_norm or len(owner.forward.args.args) != 2 or constructor is None:  # type: ignore[union-attr]
+        return None
+    if re.search(r"\.mean\(-1, keepdim=True\)[\s\S]*\.mean\(-1|view|reshape|silu|bias", body):
+        return None
+    names = parameters(constructor)
+    if len(names) != 2 or len(re.findall(r"nn\.Parameter", built)) != 1:
+        return None
+    size, epsilon = names
+    if re.search(rf"self\.weight = nn\.Parameter\(torch\.ones\({size}\)\)", built):
+        if not re.search(
+            r"self\.weight \* hidden_states\b|self\.weight\.to\(torch\.float32\) \* hidden_states"
+            r"|self\.weight \* x\b|output \* self\.weight|self\._norm\(x\.float\(\)\)",
+            body,
+        ) or re.search(r"1(\.0)? \+ self\.weight", body):
+            return None
+        offset = None
+    elif f"self.weight = nn.Parameter(torch.zeros({size}))" in built:
+        if "1.0 + self.weight" not in body:
+            return None
+        offset = "1.0"
+    else:
+        return None
+    default = {name: value for name, value in _defaults(constructor).items()}
+
+    def construct(scope: Scope, node: ast.Call) -> ast.expr:
+        values = bind(node, names)
+        value = values.get(epsilon) or default.get(epsilon) or expression("1e-6")
+        extra = {} if offset is None else {"leaf": "'weight'", "offset": offset}
+        return call("nn.RMSNorm", values[size], value, **extra)
+
+    return Substitute(construct, _call_first)
+
+
+def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    from hfseq.cli.port.syntax import default_values
+
+    return default_values(function)
+
+
+@class_lift
+def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
+    """Stochastic depth."""
+    if not owner.name.endswith(("DropPath", "StochasticDepth")) or owner.forward is None:
+        return None
+    if "drop_path(" not in _body_text(owner.forward):
+        return None
+
+    def construct(scope: Scope, node: ast.Call) -> ast.expr:
+        values = [*node.args, *(word.value for word in node.keywords)]
+        return call("nn.DropPath", *(values[:1] or ["0.0"]))
+
+    return Substitute(construct, _call_with_keys)
+
+
+@class_lift
+def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
+    """Rotary position embeddings, or one for each type of layers."""
+    if rotary_kind(owner) is None:
+        return None
+    default = owner.methods["compute_default_rope_parameters"]
+    typed = "layer_type" in parameters(owner.forward)  # type: ignore[arg-type]
+    values = {
+        dotted(item.targets[0]): item.value for item in default.body if isinstance(item, ast.Assign)
+    }
+    if "dim" not in values:
+        return None
+
+    def construct(scope: Scope, node: ast.Call) -> ast.expr:
+        config = argument(node, 0, "config") or expression("config")
+        size: ast.AST = expression(ast.unparse(values["dim"]))
+        for _ in range(4):
+            texts = {n: v for n, v in values.items() if n in names_read([size]) - {"dim", "config"}}
+            size = replace(size, texts)
+        size = replace(size, {"config": config})
+        if not typed:
+            return call("nn.Rotary", config, size)  # type: ignore[arg-type]
+        name = ast.unparse(config)
+        return expression(
+            f"{{layer_type: nn.Rotary({name}, {ast.unparse(size)}, layer_type) "
+            f"for layer_type in sorted(set({name}.layer_types))}}"
+        )
+
+    def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
+        positions = words.get("position_ids") or args[1]
+        if typed:
+            kind = words.get("layer_type") or args[2]
+            function = ast.Subscript(function, kind, ast.Load())
+        return ast.Call(function, [positions], [])
+
+    return Substitute(construct, use)
+
+
+@statement_lift
+def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The rotary embeddings of all types of layers."""
+    pattern = (
+        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = self\.(\w+)\(\w+, (?:position_ids=)?(\w+), "
+        r"(?:layer_type=)?\1\)"
+    )
+    text = ast.unparse(item)
+    if scope.own.forward is None:
+        return None
+    if match := re.fullmatch(pattern, text):
+        name, rotary, positions = match[2], match[3], match[4]
+        return statements(
+            f"{name} = {{layer_type: rotary({positions}) "
+            f"for layer_type, rotary in self.{rotary}.items()}}"
+        )
+    if match := re.fullmatch(r"(\w+) = (?:\{\}|dict\(\))", text):
+        if re.search(rf"\b{match[1]}\[\w+\] = self\.rotary\w*\(", ast.unparse(scope.own.forward)):
+            return []
+    return None
+
+
+def rotary_kind(owner: SourceClass) -> str | None:
+    """Returns "split" or "interleaved" for a class of rotary embeddings, or `None`."""
+    if "compute_default_rope_parameters" not in owner.methods or owner.forward is None:
+        return None
+    text = _body_text(owner.forward)
+    if ".float() * " not in text:
+        return None
+    if "recomposition_frequencies" in text:
+        return _text_rotary_kind(owner)
+    if "position_ids.expand" in text:
+        return None
+    if re.search(r"torch\.cat\([\[(]freqs, freqs[\])], dim=-1\)", text):
+        return "split"
+    if re.search(r"torch\.polar\(torch\.ones_like\((\w+)\), \1\)", text):
+        return "complex"
+    return "interleaved" if "torch.repeat_interleave(freqs, 2, dim=-1)" in text else None
+
+
+def _text_rotary_kind(owner: SourceClass) -> str | None:
+    """Returns the kind of a rotary embedding with temporal and spatial positions.
+
+    The three positions of a text token are equal, so the sections of the frequencies have no
+    effect.
+    """
+    body = _body_text(owner.methods.get("recomposition_frequencies"))
+    if "mrope_section" not in body:
+        return None
+    if re.search(r"return torch\.cat\([\[(](\w+), \1[\])], dim=-1\)$", body):
+        return "split"
+    return "interleaved" if re.search(r"repeat_interleave\(2, dim=-1\)$", body) else None
+
+
+def rotation_kind(scope: Scope) -> str | None:
+    """Returns which features `apply_rotary_pos_emb` pairs, "split" or "interleaved", or `None`."""
+    functions = scope.translator.file.functions
+    half, apply = functions.get("rotate_half"), functions.get("apply_rotary_pos_emb")
+    if half is None or apply is None:
+        return None
+    text, body = _body_text(half), _body_text(apply)
+    if re.search(r"\(-x2, x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
+        return "split" if "repeat_interleave" not in body else None
+    if re.search(r"\[\.\.\., 0?::2\]", text) and re.search(r"stack\([\[(]-x2, x1[\])]", text):
+        return "interleaved"
+    return None
+
+
+# -- attention
+
+
+def remove_layerdrop(function: ast.FunctionDef) -> None:
+    """Removes random skips of layers in training. The port refuses to train with them."""
+
+    class Remove(ast.NodeTransformer):
+        rates: list[str] = []
+
+        def visit_For(self, node: ast.For) -> list[ast.stmt] | ast.For:
+            self.rates = []
+            self.generic_visit(node)
+            checks = [
+                f"if self.training and {rate} > 0:\n"
+                f'    raise NotImplementedError("{rate.split(".")[-1]} must be 0 in training")'
+                for rate in dict.fromkeys(self.rates)
+            ]
+            return [*(statement(text) for text in checks), node] if checks else node
+
+        def visit_If(self, node: ast.If) -> ast.stmt | None:
+            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
+            if found and "self.training" in ast.unparse(node.test) and "rand" in ast.unparse(node):
+                self.rates = [*self.rates, found[0]]
+                return None
+            self.generic_visit(node)
+            return node
+
+        def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
+            text = ast.unparse(node.value)
+            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
+            if found and "self.training" in text:
+                self.rates = [*self.rates, found[0]]
+                node.value = ast.Constant(False)
+            name = dotted(node.targets[0])
+            if re.fullmatch(r"torch\.rand\(\[\]\)", text) and "dropout_probability" in name:
+                return None
+            return node
+
+    Remove().visit(function)
+
+
+_CACHE = re.compile(r"^(cache|past_key_values?|layer_past)$")
+
+
+def mark_cache_updates(function: ast.FunctionDef) -> None:
+    """Replaces updates of the cache by `k, v = extend_cache(k, v)`, before branches are folded."""
+
+    class Mark(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            self.generic_visit(node)
+            names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+            if any(_CACHE.match(name) for name in names) and "is not None" in ast.unparse(
+                node.test
+            ):
+                marks = [
+                    item
+                    for item in node.body
+                    if isinstance(item, ast.Assign) and "extend_cache(" in ast.unparse(item)
+                ]
+                if marks and isinstance(node.test, ast.Compare):
+                    return marks
+            return node
+
+        def visit_Assign(self, node: ast.Assign) -> ast.AST:
+            value = node.value
+            if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
+                return node
+            if value.func.attr == "update" and _CACHE.match(dotted(value.func.value)):
+                if isinstance(node.targets[0], ast.Tuple):
+                    node.value = ast.Call(expression("extend_cache"), value.args[:2], [])
+            return node
+
+    Mark().visit(function)
+
+
+def is_cached(owner: SourceClass) -> bool:
+    """Returns whether an attention class caches keys and values of past tokens."""
+    forward = owner.forward
+    if owner.file.encoder_only:
+        return False
+    if forward is None or not re.search(r"\b(cache|past_key_values?)\.update\(", owner.text):
+        return False
+    constructor = owner.methods.get("__init__")
+    text = ast.unparse(constructor) if constructor else ""
+    found = re.search(r"self\.is_causal = ([^\n]+)", text)
+    return found is not None and found[1] != "False"
+
+
+def heads_last_variables(body: list[ast.stmt]) -> bool:
+    """Returns whether the layout `(batch, length, heads, head_dim)` can be used everywhere.
+
+    This is the case if the code between the projections and the attention function does not depend
+    on the order of the two middle axes.
+    """
+    text = "\n".join(ast.unparse(item) for item in body)
+    before = text.split("attention_interface(self")[0]
+    moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", before)
+    names = {name.strip() for group in moved for name in group.split(",")}
+    for name in names:
+        if re.search(
+            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(", before
+        ):
+            return False
+        if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", before):
+            return False
+    return "transpose(2, 3)" not in before and "expand(" not in before
+
+
+class _DropTransposes(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "transpose":
+            if [ast.unparse(arg) for arg in node.args] == ["1", "2"]:
+                return function.value
+        return node
+
+
+def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
+    """Translates the statements of an attention class that concern rotation, cache and softmax."""
+    keeps_layout = heads_last_variables(body)
+    lines: list[ast.stmt] = []
+    for item in body:
+        lines += _attention_statement(scope, item, keeps_layout)
+    if keeps_layout:
+        lines = [_DropTransposes().visit(item) for item in lines]
+    return lines
+
+
+def _swap(node: ast.expr | str, keeps_layout: bool) -> str:
+    text = node if isinstance(node, str) else ast.unparse(node)
+    return text if keeps_layout else f"{text}.swapaxes(1, 2)"
+
+
+def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.stmt]:
+    text = ast.unparse(item)
+    if re.match(r"attention_interface\b", text) or re.match(
+        r"\(?cos, sin\)? = position_embeddings$", text
+    ):
+        return []
+    if isinstance(item, ast.If):
+        if re.search(r"apply_rotary|extend_cache\(|attention_interface\(", text):
+            item.body = [
+                line for sub in item.body for line in _attention_statement(scope, sub, keeps)
+            ]
+            item.orelse = [
+                line for sub in item.orelse for line in _attention_statement(scope, sub, keeps)
+            ]
+        return [item]
+    if not (isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)):
+        return [item]
+    name = dotted(item.value.func)
+    targets = item.targets[0].elts if isinstance(item.targets[0], ast.Tuple) else []
+    if name == "apply_rotary_emb" and len(targets) == 2 and len(item.value.args) == 3:
+        return _rotate_complex(scope, item, targets, keeps)
+    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+        return _rotate(scope, item, targets, keeps)
+    if name == "extend_cache":
+        scope.translator.cache_targets[scope.own.name] = [ast.unparse(t) for t in targets]
+        return []
+    if name == "attention_interface":
+        return _attend(scope, item, keeps)
+    return [item]
+
+
+def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool) -> list[ast.stmt]:
+    node = item.value
+    assert isinstance(node, ast.Call)
+    count = max(1, len(targets))
+    kind, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
+    words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
+    if dotted(node.func) == "apply_rotary_pos_emb_interleave":
+        # It also reorders the features, in the same way for queries and keys, which has no effect
+        # on their products.
+        function = _body_text(scope.translator.file.functions.get(dotted(node.func)))
+        reorders = ".view(b, h, s, d // 2, 2).transpose(4, 3)" in function or all(
+            part in function
+            for part in (
+                "q1, q2 = (q[..., 0::2], q[..., 1::2])",
+                "cos[..., :cos.shape[-1] // 2]",
+                "torch.cat([q1 * cos - q2 * sin, q2 * cos + q1 * sin], dim=-1)",
+                "torch.cat([k1 * cos - k2 * sin, k2 * cos + k1 * sin], dim=-1)",
+            )
+        )
+        kind = "interleaved" if reorders and kind == "split" and count == 2 else None
+    if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
+        scope.report(item, "a rotation in a form that is not known")
+        return [item]
+    dimension = keyword(node, "unsqueeze_dim")
+    heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
+    suffix = ", interleaved=True" if kind == "interleaved" else ""
+    lines: list[ast.stmt] = []
+    for target, value in zip(targets or item.targets, node.args[:count], strict=True):
+        rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
+        lines.append(assign(ast.unparse(target), _swap(rotated, heads_last)))
+    return lines
+
+
+def _rotate_complex(
+    scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
+) -> list[ast.stmt]:
+    """Rotation by the product of complex numbers, whose parts are adjacent features."""
+    node = item.value
+    assert isinstance(node, ast.Call)
+    function = _body_text(scope.translator.file.functions.get("apply_rotary_emb"))
+    is_complex = function.count(".shape[:-1], -1, 2)") == 2 == function.count("view_as_complex(")
+    heads_last = "freqs_cis[:, :, None, :]" in function
+    if not is_complex or not (heads_last or "freqs_cis.unsqueeze(1)" in function):
+        scope.report(item, "a rotation in a form that is not known")
+        return [item]
+    angles = ast.unparse(node.args[2]).split(".to(")[0]
+    lines: list[ast.stmt] = []
+    for target, value in zip(targets, node.args[:2], strict=True):
+        rotated = f"nn.rotate({_swap(value, keeps or heads_last)}, {angles}, interleaved=True)"
+        lines.append(assign(ast.unparse(target), _swap(rotated, keeps or heads_last)))
+    return lines
+
+
+_KNOWN_WORDS = {"position_bias", "dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
+
+
+def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
+    node = item.value
+    assert isinstance(node, ast.Call)
+    query, key, value = (_swap(arg, keeps) for arg in node.args[1:4])
+    words: dict[str, ast.expr | str] = {}
+    unknown = {word.arg for word in node.keywords if word.arg} - _KNOWN_WORDS
+    present = {n for n in unknown if not is_none(keyword(node, n))} - _IGNORED_WORDS
+    if present:
+        scope.report(item, f"attention with {', '.join(sorted(present))}")
+    position_bias = keyword(node, "position_bias")
+    if position_bias is not None and not is_none(position_bias):
+        words["bias"] = position_bias
+    mask = argument(node, 4, "attention_mask")
+    mask_text = "None" if mask is None else ast.unparse(mask)
+    lines: list[ast.stmt] = []
+    if is_cached(scope.own):
+        bare = [ast.unparse(arg) for arg in node.args[2:4]]
+        targets = f"{bare[0]}, {bare[1]}" if keeps else "key, value"
+        text = f"{targets}, mask, causal = nn.extend_cache(self, {key}, {value}, {mask_text})"
+        if pads_values(scope.own):
+            bare_value = value
+            width = "self.qk_head_dim - self.v_head_dim"
+            padded = f"jnp.pad({bare_value}, [(0, 0)] * 3 + [(0, {width})])"
+            lines.append(statement(f"value = {padded}"))
+            text = f"key, value, mask, causal = nn.extend_cache(self, {key}, value, {mask_text})"
+            targets = "key, value"
+        lines.append(statement(text))
+        key, value = targets.split(", ")
+        words["mask"], words["causal"] = "mask", "causal"
+    elif mask_text != "None":
+        words["mask"] = mask_text
+    scale, rate = keyword(node, "scaling"), keyword(node, "dropout")
+    if scale is not None:
+        words["scale"] = scale
+    softcap = keyword(node, "softcap")
+    if softcap is not None and not is_none(softcap):
+        words["softcap"] = softcap
+    if rate is not None:
+        if isinstance(rate, ast.IfExp):
+            rate = rate.orelse if "not" in ast.unparse(rate.test) else rate.body
+        if not (isinstance(rate, ast.Constant) and rate.value == 0):
+            rate_text = ast.unparse(rate)
+            part = scope.own.parts.get(rate_text.split(".")[1]) if "." in rate_text else None
+            if part == "nn.Dropout":  # the module, or its attribute `p`
+                rate_text = f"{rate_text.removesuffix('.p')}.rate"
+            words["dropout_rate"] = rate_text
+            words["rngs"] = "rngs"
+    words["return_weights"] = "return_weights"
+    lines.append(assign(item.targets[0], call("nn.attend", query, key, value, **words)))
+    if is_cached(scope.own) and pads_values(scope.own) and isinstance(item.targets[0], ast.Tuple):
+        output = ast.unparse(item.targets[0].elts[0])
+        lines.append(statement(f"{output} = {output}[..., : self.v_head_dim]"))
+    return lines
+
+
+def pads_values(owner: SourceClass) -> bool:
+    """Returns whether values have fewer features than keys (multi-head latent attention)."""
+    return "self.v_head_dim" in owner.text and "self.qk_head_dim" in owner.text
+
+
+#: Arguments of the attention function that only other implementations of PyTorch read.
+_IGNORED_WORDS = {
+    "deterministic",
+    "output_attentions",
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+}
+
+
+# -- statements of models
+
+MASK_FUNCTIONS = {
+    "create_causal_mask": "full",
+    "create_bidirectional_mask": "full",
+    "create_sliding_window_causal_mask": "causal window",
+    "create_bidirectional_sliding_window_mask": "window",
+}
+
+
+@statement_lift
+def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Positions that count from 0, which start again in each packed document."""
+    if not isinstance(item, ast.If) or not scope.is_model:
+        return None
+    text = ast.unparse(item)
+    if ast.unparse(item.test) != "position_ids is None" or "torch.arange(" not in text:
+        return None
+    if item.orelse and not re.fullmatch(
+        r"if position_ids\.ndim == 2:\s+position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
+        "\n".join(ast.unparse(line) for line in item.orelse),
+    ):
+        return None
+    if re.search(r"cumsum|attention_mask|\+ (?!past)\d", text):
+        return None
+    ids = parameters(scope.own.forward)[0]  # type: ignore[arg-type]
+    return statements(
+        "if position_ids is None:\n"
+        f"    documents = jnp.ones_like({ids}) if segment_ids is None else segment_ids\n"
+        "    position_ids = nn.positions_in_segments(documents)"
+    )
+
+
+@statement_lift
+def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The choice between positions of text and of images. Ports of text models get the former."""
+    if not isinstance(item, ast.If) or "text_position_ids" not in ast.unparse(item):
+        return None
+    if not re.match(r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)):
+        return None
+    return statements("text_position_ids = position_ids")
+
+
+@statement_lift
+def lift_default_token_types(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Token types that are 0 unless they are passed."""
+    if not isinstance(item, ast.If) or ast.unparse(item.test) != "token_type_ids is None":
+        return None
+    function = scope.own.methods[scope.method]
+    if "buffered_token_type_ids" not in ast.unparse(item) or item.orelse:
+        return None
+    if "input_ids" not in parameters(function):
+        return None
+    return statements("if token_type_ids is None:\n    token_type_ids = jnp.zeros_like(input_ids)")
+
+
+@statement_lift
+def lift_mask_arguments(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The dictionary of arguments that several masks share."""
+    if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
+        if re.fullmatch(r"\w*mask_kwargs", dotted(item.targets[0])):
+            masks = [
+                value
+                for name, value in zip(item.value.keys, item.value.values, strict=True)
+                if isinstance(name, ast.Constant) and name.value == "attention_mask"
+            ]
+            scope.translator.mask_arguments[dotted(item.targets[0])] = masks[0] if masks else None
+            odd = [ast.unparse(n) for n in item.value.keys if n and "function" in ast.unparse(n)]
+            if odd:
+                scope.report(item, f"a mask with {', '.join(odd)}")
+            return []
+    return None
+
+
+@statement_lift
+def lift_mask_choice(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """`mask_function = a if config.sliding_window is None else b` and the call of it."""
+    if not isinstance(item, ast.Assign):
+        return None
+    target, value = dotted(item.targets[0]), item.value
+    if target == "mask_function" and isinstance(value, ast.IfExp):
+        names = {dotted(value.body), dotted(value.orelse)}
+        if names == {"create_causal_mask", "create_sliding_window_causal_mask"} and re.fullmatch(
+            r"self\.(config\.)?sliding_window is None", ast.unparse(value.test)
+        ):
+            scope.masks[target] = ""
+            return []
+    if isinstance(value, ast.Name) and value.id in MASK_FUNCTIONS:
+        scope.masks[target] = value.id
+        return []
+    if isinstance(value, ast.Call) and scope.masks.get(dotted(value.func)) == "":
+        mask = argument(value, 2, "attention_mask")
+        scope.ported.attributes["window"] = window_expression(scope, causal=True)
+        text = ast.unparse(mask or expression("attention_mask"))
+        return statements(f"{target} = nn.visible({text}, segment_ids, window=self.window)")
+    return None
+
+
+def sliding_window(scope: Scope) -> str:
+    """Returns the expression of the attention window in the configuration."""
+    return "config.sliding_window"
+
+
+@call_lift
+def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Functions that build attention masks."""
+    name = scope.masks.get(dotted(node.func)) or dotted(node.func)
+    kind = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
+    if kind is None:
+        if re.fullmatch(r"create_\w*mask", name) and name in scope.translator.file.imported:
+            scope.report(node, f"{name} has no translation")
+            return node
+        return None
+    names = ["config", "inputs_embeds", "attention_mask", "encoder_hidden_states"]
+    values = bind(node, names)
+    for odd in (
+        "or_mask_function",
+        "and_mask_function",
+        "block_sequence_ids",
+        "encoder_hidden_states",
+    ):
+        if odd in values and not is_none(values[odd]):
+            scope.report(node, f"a mask with {odd}")
+    mask = values.get("attention_mask")
+    for word in node.keywords:
+        if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
+            mask = scope.translator.mask_arguments[dotted(word.value)]
+    text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
+    if not any(o.kind == "attention" for o in scope.translator.file.classes.values()):
+        if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
+            return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
+        scope.report(node, "a mask for attention that does not use the attention interface")
+        return node
+    if "window" not in kind:
+        # Attention with a cache is causal by itself.
+        is_causal = "causal" in name and not _has_cached_attention(scope)
+        return call("nn.visible", text, "segment_ids", **({"causal": "True"} if is_causal else {}))
+    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind)
+    return call("nn.visible", text, "segment_ids", window="self.window")
+
+
+def _has_cached_attention(scope: Scope) -> bool:
+    classes = scope.translator.file.classes.values()
+    return any(owner.kind == "attention" and is_cached(owner) for owner in classes)
+
+
+def window_expression(scope: Scope, causal: bool) -> str:
+    """Returns the attention window, from the field of the configuration that contains it."""
+    field = sliding_window(scope)
+    if not causal:
+        return f"({field}, {field})"
+    return f"({field} - 1, 0) if {field} else None"
+
+
+@statement_lift
+def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """`for layer in self.layers: x = layer(x, ...)` becomes `nn.run_layers`."""
+    loop = layer_loop(scope.own, item)
+    if loop is None or loop.layer not in scope.translator.scanned:
+        return None
+    layer, node, state = loop.layer, loop.node, loop.state
+    assert layer.forward is not None
+    ported = scope.translator.port(layer)
+    names = parameters(layer.forward)
+    values = bind(node, names)
+    for name, value in values.items():
+        if name in scope.translator.per_type.get(layer.name, {}) and isinstance(
+            value, ast.Subscript
+        ):
+            values[name] = value.value
+    words = {}
+    for name in ported.arguments[1:]:
+        if name in values and not is_none(values[name]):
+            words[name] = values[name]
+        elif name == "segment_ids":
+            words[name] = expression("segment_ids")
+    index = loop.index
+    used = {n.id for v in words.values() for n in ast.walk(v) if isinstance(n, ast.Name)}
+    if index in used or loop.variable in used:
+        scope.report(item, "a loop over layers whose arguments depend on the number of the layer")
+    first = values.get(ported.arguments[0]) if ported.arguments else None
+    if first is None or ast.unparse(first) != state:
+        scope.report(item, "a loop over layers in a form that is not known")
+    scope.runs_layers = True
+    run = call(
+        "nn.run_layers",
+        f"self.{loop.name}",
+        state,
+        **words,
+        rngs="rngs",
+        collect="output_hidden_states",
+        return_weights="output_attentions",
+    )
+    lines = [assign(f"{state}, attentions, inputs", run)]
+    if not scope.ties_last:
+        states = f"(*inputs, {state}) if output_hidden_states else None"
+        lines.append(assign("all_hidden_states", states))
+    return list(lines)
+
+
+class LayerLoop:
+    """A loop over a list of layers, see `layer_loop`."""
+
+    def __init__(
+        self,
+        name: str,
+        layer: SourceClass,
+        node: ast.Call,
+        state: str,
+        index: str,
+        variable: str,
+    ):
+        self.name, self.layer, self.node = name, layer, node
+        self.state, self.index, self.variable = state, index, variable
+
+
+def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
+    """Recognizes a loop that passes one variable through the layers of a list.
+
+    Args:
+        owner: The class.
+        item: A statement of `forward`.
+    """
+    if not isinstance(item, ast.For) or item.orelse:
+        return None
+    target, index, source = item.target, "", item.iter
+    if isinstance(source, ast.Call) and dotted(source.func) == "enumerate":
+        if not isinstance(target, ast.Tuple):
+            return None
+        index, target, source = dotted(target.elts[0]), target.elts[1], source.args[0]
+    if isinstance(source, ast.Subscript) and isinstance(source.slice, ast.Slice):
+        if not re.fullmatch(r":self\.config\.\w+|:self\.\w*num\w*", ast.unparse(source.slice)):
+            return None
+        source = source.value
+    name, variable = own_attribute(source), dotted(target)
+    layer = owner.lists.get(name)
+    if not isinstance(layer, SourceClass) or layer.forward is None or layer.kind != "layer":
+        return None
+    body = [line for line in item.body if not isinstance(line, ast.Pass)]
+    while len(body) > 1 and isinstance(body[0], ast.Assign):
+        value = body[0].value
+        if isinstance(value, ast.Call) and dotted(value.func) == variable:
+            break
+        if not isinstance(body[0].targets[0], ast.Name) or not isinstance(value, ast.Subscript):
+            return None
+        texts = {body[0].targets[0].id: value}
+        body = [replace(copy.deepcopy(line), texts) for line in body[1:]]  # type: ignore[misc]
+    if not body or not isinstance(body[0], ast.Assign) or not isinstance(body[0].value, ast.Call):
+        return None
+    node, result = body[0].value, body[0].targets[0]
+    if dotted(node.func) != variable:
+        return None
+    if isinstance(result, ast.Tuple):
+        if any(dotted(element) != "_" for element in result.elts[1:]) or len(result.elts) > 2:
+            return None
+        result = result.elts[0]
+    state = dotted(result)
+    if len(body) == 2:
+        text = ast.unparse(body[1])
+        match = re.fullmatch(rf"(\w+) = {state}\[0\]", text)
+        if match is None:
+            return None
+        state = match[1]
+    elif len(body) > 2:
+        return None
+    return LayerLoop(name, layer, node, state, index, variable)
+
+
+# -- calls
+
+
+@call_lift
+def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Functions of hfseq and JAX that other lifts have inserted."""
+    name = dotted(node.func)
+    if not re.fullmatch(r"(nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name):
+        return None
+    args = [visitor.visit(arg) for arg in node.args]
+    words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]  # type: ignore[arg-type]
+    return ast.Call(node.func, args, words)  # type: ignore[arg-type]
+
+
+@call_lift
+def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Dropout layers and functions."""
+    name = dotted(node.func)
+    if re.fullmatch(r"(torch\.)?(nn\.functional|F)\.dropout|torch\.dropout", name):
+        x, rate = node.args[0], argument(node, 1, "p") or expression("0.5")
+        if isinstance(rate, ast.Constant) and rate.value == 0:
+            return visitor.visit(x)  # type: ignore[return-value]
+        return call("nn.dropout", visitor.visit(x), visitor.visit(rate), "rngs")  # type: ignore[arg-type]
+    part = scope.own.parts.get(own_attribute(node.func))
+    if isinstance(part, str) and re.fullmatch(r"nn\.Dropout\d?d?", part):
+        if part == "nn.Dropout":
+            return call(node.func, visitor.visit(node.args[0]), "rngs")  # type: ignore[arg-type]
+    return None
+
+
+@call_lift
+def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Calls of submodules: only the arguments that the translated submodule reads remain."""
+    name = own_attribute(node.func)
+    part: SourceClass | str | None = scope.own.parts.get(name) if name else None
+    if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
+        return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))  # type: ignore[arg-type]
+    if part is None:
+        part = nested_part(scope.own, dotted(node.func))
+    if part is None:
+        part = scope.translator.loop_variables.get(dotted(node.func))
+        if part is None and isinstance(node.func, ast.Subscript):
+            part = scope.own.lists.get(own_attribute(node.func.value))
+            if part is not None:
+                visitor.visit(node.func.slice)
+    if not isinstance(part, SourceClass) or part.base_layer and part.forward is None:
+        return None
+    substitute = scope.translator.substitute(part)
+    if substitute is not None:
+        args = [visitor.visit(arg) for arg in node.args]
+        words = {word.arg: visitor.visit(word.value) for word in node.keywords if word.arg}
+        if not args and words:
+            args = list(words.values())
+        return substitute.call(node.func, args, words)  # type: ignore[arg-type]
+    return part_call(scope, visitor, node, part)
+
+
+def nested_part(owner: SourceClass, path: str) -> SourceClass | None:
+    """Returns the class of a submodule of a submodule, such as `self.model.decoder`."""
+    names = path.split(".")
+    if names[0] != "self" or len(names) < 3:
+        return None
+    part: SourceClass | str | None = owner
+    for name in names[1:]:
+        part = part.parts.get(name) if isinstance(part, SourceClass) else None
+    return part if isinstance(part, SourceClass) else None
+
+
+def part_call(
+    scope: Scope, visitor: Visitor, node: ast.Call, part: SourceClass, method: str = "forward"
+) -> ast.expr:
+    """Builds the call of a translated submodule."""
+    from hfseq.cli.port.lift_heads import tied_embeddings
+
+    ported = scope.translator.port(part)
+    if scope.translator.passes_all(scope, part):
+        return expression(f"{dotted(node.func)}(*args, **kwargs)")
+    signature = parameters(part.methods[method]) if method in part.methods else []
+    if part.forward is None and part.parent is not None and part.parent.forward is not None:
+        signature = parameters(part.parent.forward)
+    values = bind(node, signature)
+    has_rest = any(word.arg is None for word in node.keywords)
+    args: list[ast.expr] = []
+    words: list[ast.keyword] = []
+    for name in ported.arguments:
+        position = len(args)
+        if name == "tied_embeddings":
+            value = tied_embeddings(scope.own) if scope.is_model else name
+            words.append(ast.keyword(name, expression(value)))
+        elif name in ("rngs", "segment_ids", "output_attentions", "output_hidden_states"):
+            words.append(ast.keyword(name, expression(name)))
+        elif name == "return_weights":
+            if not scope.is_model and not scope.runs_layers:
+                words.append(ast.keyword(name, expression(name)))
+        elif name in values:
+            value = visitor.visit(values[name])
+            if is_none(value) and position:
+                continue
+            if not words and (position == 0 or position < len(node.args)):
+                args.append(value)  # type: ignore[arg-type]
+            else:
+                words.append(ast.keyword(name, value))  # type: ignore[arg-type]
+        elif has_rest and scope.own.kind in ("layer", "module", "attention"):
+            scope.translator.extra_arguments.setdefault(scope.own.name, []).append(name)
+            words.append(ast.keyword(name, expression(name)))
+    return ast.Call(node.func, args, words)
+
+
+OUTPUT_CLASSES = {
+    "MoeModelOutputWithPast": "BaseModelOutputWithPast",
+    "MoeModelOutput": "BaseModelOutput",
+    "MoeCausalLMOutputWithPast": "CausalLMOutputWithCrossAttentions",
+    "CausalLMOutputWithPast": "CausalLMOutputWithCrossAttentions",
+    "CausalLMOutput": "CausalLMOutputWithCrossAttentions",
+    "SequenceClassifierOutputWithPast": "SequenceClassifierOutput",
+    "ImageClassifierOutput": "SequenceClassifierOutput",
+    "ImageClassifierOutputWithNoAttention": "SequenceClassifierOutput",
+    "BaseModelOutputWithNoAttention": "BaseModelOutput",
+    "BaseModelOutputWithPoolingAndNoAttention": "BaseModelOutputWithPooling",
+    "BaseModelOutputWithPoolingAndCrossAttentions": "BaseModelOutputWithPooling",
+    "BaseModelOutputWithPastAndCrossAttentions": "BaseModelOutputWithPast",
+}
+_DROPPED_FIELDS = {
+    "cache",
+    "past_key_values",
+    "loss",
+    "router_logits",
+    "aux_loss",
+    "cross_attentions",
+}
+
+
+@call_lift
+def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Output classes."""
+    from hfseq.nn import outputs
+
+    name = dotted(node.func)
+    if not re.search(r"Output(With\w+)?$", name):
+        return None
+    name = scope.translator.file.imported.get(name, name)
+    target = OUTPUT_CLASSES.get(name, name)
+    if not hasattr(outputs, f"Flax{target}"):
+        scope.report(node, f"the output class {name} has no counterpart in hfseq.nn.outputs")
+        return node
+    if any(word.arg is None for word in node.keywords):
+        scope.report(node, "an output class with ** arguments")
+        return node
+    fields = bind(node, ["last_hidden_state", "pooler_output"] if "Base" in name else ["logits"])
+    words: dict[str, ast.expr | str] = {}
+    for field, value in fields.items():
+        if field not in _DROPPED_FIELDS and not is_none(value):
+            words[field] = visitor.visit(value)  # type: ignore[assignment]
+    add_collected(scope, words)
+    return call(f"out.Flax{target}", **words)
+
+
+def add_collected(scope: Scope, words: dict[str, ast.expr | str]) -> None:
+    """Adds hidden states and attention weights to the fields of an output."""
+    if scope.runs_layers:
+        last = words.get("last_hidden_state")
+        states = "all_hidden_states"
+        if scope.ties_last and last is not None:
+            text = last if isinstance(last, str) else ast.unparse(last)
+            states = f"(*inputs, {text}) if output_hidden_states else None"
+        words.setdefault("hidden_states", states)
+        words.setdefault("attentions", "attentions if output_attentions else None")
+    elif scope.outputs:
+        words.setdefault("hidden_states", f"{scope.outputs}.hidden_states")
+        words.setdefault("attentions", f"{scope.outputs}.attentions")
+
+
+@call_lift
+def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """Helper functions of Transformers that hfseq does not need."""
+    name = dotted(node.func)
+    if name == "slice_logits_to_keep":
+        return visitor.visit(node.args[0])  # type: ignore[return-value]
+    if name == "apply_chunking_to_forward":
+        return visitor.visit(ast.Call(node.args[0], node.args[3:], []))  # type: ignore[return-value]
+    return None
+
+
+@statement_lift
+def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Noise that PyTorch adds in training only. The port refuses to train with it."""
+    if (
+        not isinstance(item, ast.If)
+        or item.orelse
+        or "rngs is not None" not in ast.unparse(item.test)
+    ):
+        return None
+    drawn = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
+    fields = re.findall(r"self\.(\w*(?:noise|jitter)\w*)", ast.unparse(item.test))
+    if not drawn or not fields:
+        return None
+    item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
+    return [item]

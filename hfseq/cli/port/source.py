@@ -1,0 +1,474 @@
+"""Reads a modeling file of Transformers: its classes, their submodules and their kinds."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
+from hfseq.cli.port.syntax import calls, dotted, own_attribute, replace
+from hfseq.errors import UsageError, did_you_mean
+
+
+def transformers_folder() -> Path:
+    """Returns the folder of the installed Transformers, without importing it."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        raise UsageError("hfseq port reads the source of Transformers, which is not installed")
+    return Path(spec.origin).parent
+
+
+class SourceClass:
+    """A class of a modeling file.
+
+    Attributes:
+        name: The name of the class.
+        short: The name without the prefix that all classes of the file have.
+        bases: The texts of the base classes.
+        methods: The methods, by name.
+        fields: The values of class attributes, by name.
+        parts: The submodules that the constructor creates, by attribute. If an attribute has
+            several classes, it is the first one.
+        alternatives: All classes of an attribute, by attribute.
+        lists: The submodules in module lists, by attribute.
+        stored_buffers: The arrays that files contain and that are not trained.
+    """
+
+    def __init__(self, node: ast.ClassDef, file: SourceFile):
+        self.node, self.name, self.file = node, node.name, file
+        self.short = node.name.removeprefix(file.prefix) or node.name
+        self.bases = [ast.unparse(base) for base in node.bases]
+        self.decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+        self.methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        self.fields: dict[str, ast.expr] = {}
+        for item in node.body:
+            if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+                self.fields[item.targets[0].id] = item.value
+        self.stored_buffers: list[str] = []
+        self.parts: dict[str, SourceClass | str] = {}
+        self.alternatives: dict[str, list[SourceClass | str]] = {}
+        self.lists: dict[str, SourceClass | str] = {}
+
+    def __repr__(self) -> str:
+        return f"SourceClass({self.name})"
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The source of the class without comments."""
+        return ast.unparse(self.node)
+
+    @property
+    def forward(self) -> ast.FunctionDef | None:
+        """The method `forward`."""
+        return self.methods.get("forward")
+
+    @functools.cached_property
+    def parent(self) -> SourceClass | None:
+        """The first base class that is a class of the file and not abstract."""
+        classes = (self.file.classes.get(base) for base in self.bases)
+        return next((base for base in classes if base and base.kind != "abstract"), None)
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """What the class is.
+
+        "abstract" (the base class of all models), "generic" (a head that Transformers defines in
+        `modeling_layers`), "attention", "layer", "model", "module", or "other" (no `forward`).
+        """
+        if self.name.endswith("PreTrainedModel"):
+            return "abstract"
+        if any("Generic" in base for base in self.bases):
+            return "generic"
+        forward = self.forward
+        if forward is None:
+            return self.parent.kind if self.parent else "other"
+        if "attention_interface(" in ast.unparse(forward):
+            return "attention"
+        if any("GradientCheckpointingLayer" in base for base in self.bases):
+            return "layer"
+        if any(base.endswith("PreTrainedModel") for base in self.bases):
+            return "model"
+        if self.parent is not None and self.parent.kind in ("model", "layer"):
+            return self.parent.kind
+        return "module"
+
+    @functools.cached_property
+    def assigned(self) -> dict[str, str]:
+        """The text of the value of each attribute that the constructor assigns."""
+        return {
+            own_attribute(node.targets[0]): ast.unparse(node.value)
+            for node in ast.walk(self.methods.get("__init__", ast.Pass()))
+            if isinstance(node, ast.Assign) and own_attribute(node.targets[0])
+        }
+
+    def keeps_field(self, name: str) -> bool:
+        """Returns whether the attribute `name`, if there is one, is the field of the configuration."""
+        field = (f"config.{name}", f"self.config.{name}")
+        value = self.assigned.get(name, field[0])
+        if value != name:
+            return value in field
+        values = [
+            ast.unparse(node.value)
+            for node in ast.walk(self.methods["__init__"])
+            if isinstance(node, ast.Assign) and dotted(node.targets[0]) == name
+        ]
+        return bool(values) and set(values) <= set(field)
+
+    @property
+    def base_layer(self) -> str:
+        """The layer of PyTorch that the class derives from, such as `nn.Embedding`, or `""`."""
+        base = self.bases[0].removeprefix("torch.") if self.bases else ""
+        is_layer = re.fullmatch(r"nn\.(Embedding|Linear|LayerNorm|GroupNorm|Conv[123]d)", base)
+        return base if is_layer else ""
+
+    def literal(self, name: str, default: object) -> object:
+        """Returns the value of a class attribute that is a literal."""
+        try:
+            return ast.literal_eval(self.fields[name]) if name in self.fields else default
+        except ValueError:
+            return default
+
+    def find_parts(self) -> None:
+        """Fills `parts`, `alternatives` and `lists` from the constructor."""
+        self._find_buffers()
+        if self.base_layer:
+            self.parts[""] = self.base_layer
+        local: dict[str, SourceClass | str] = {}  # what is appended to local lists
+        for node in 2 * list(ast.walk(self.methods.get("__init__", ast.Pass()))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "append" and node.args and dotted(node.func.value):
+                    self._add_appended(local, dotted(node.func.value), node.args[0])
+        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                name = own_attribute(target)
+                if name:
+                    self._add_parts(name, node.value)
+                    listed = node.value.args if isinstance(node.value, ast.Call) else []
+                    if name in self.lists and not self.lists[name] and listed:
+                        self.lists[name] = local.get(dotted(listed[0]), "")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = own_attribute(node.func.value)
+                if name and node.func.attr == "append" and name in self.lists and node.args:
+                    self.lists[name] = next(self._classes(node.args[0]), self.lists[name])
+
+    def _add_appended(
+        self, local: dict[str, SourceClass | str], name: str, value: ast.expr
+    ) -> None:
+        """Notes what is appended to a local list. A list in a list counts as its elements."""
+        is_list = isinstance(value, ast.Call) and dotted(value.func).endswith("ModuleList")
+        inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
+        part = next(self._classes(value, skip=value if is_list else None), None)
+        part = part or local.get(dotted(inner))
+        for node in ast.walk(self.methods["__init__"]):  # stage = Stage(...); stages.append(stage)
+            if part is None and isinstance(node, ast.Assign) and isinstance(value, ast.Name):
+                if dotted(node.targets[0]) == value.id:
+                    part = next(self._classes(node.value), None)
+        if part is not None:
+            local.setdefault(name, part)
+
+    def _find_buffers(self) -> None:
+        """Adds the arrays that files contain and that are not trained, as `nn.Buffer`."""
+        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+            if isinstance(node, ast.Assign):
+                name, value = own_attribute(node.targets[0]), node.value
+            elif isinstance(node, ast.Call) and dotted(node.func) == "self.register_buffer":
+                first = node.args[0] if node.args else None
+                name, value = str(getattr(first, "value", "")), node
+            else:
+                continue
+            if not name or not isinstance(value, ast.Call):
+                continue
+            if is_stored_buffer(value):
+                self.stored_buffers.append(name)
+            elif not self._reads_locals(value):
+                continue
+            self.parts[name] = "nn.Buffer"
+            self.alternatives[name] = ["nn.Buffer"]
+
+    def _reads_locals(self, value: ast.Call) -> bool:
+        """Returns whether a buffer is computed from variables that only the constructor has."""
+        if dotted(value.func).removeprefix("torch.") not in ("nn.Buffer", "self.register_buffer"):
+            return False
+        constructor = self.methods["__init__"]
+        names = {arg.arg for arg in constructor.args.args} - {"self", "config"}
+        names |= {
+            node.id
+            for node in ast.walk(constructor)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(value))
+
+    def constructed(self) -> Iterator[SourceClass | str]:
+        """Yields the classes that the constructor creates, under any name."""
+        if "__init__" in self.methods:
+            yield from self._classes(self.methods["__init__"])
+
+    def _add_parts(self, name: str, value: ast.expr) -> None:
+        outer = dotted(value.func) if isinstance(value, ast.Call) else ""
+        if outer.endswith("ModuleList"):
+            self.lists[name] = next(self._classes(value, skip=value), "")
+            return
+        for part in self._classes(value):
+            self.parts.setdefault(name, part)
+            if part not in self.alternatives.setdefault(name, []):
+                self.alternatives[name].append(part)
+
+    def _classes(self, value: ast.AST, skip: ast.AST | None = None) -> Iterator[SourceClass | str]:
+        for node in calls(value):
+            name = dotted(node.func).removesuffix("._from_config").removeprefix("torch.")
+            if node is skip:
+                continue
+            if name in self.file.classes:
+                yield self.file.classes[name]
+            elif name in ("LayerNorm", "Conv1D"):
+                yield f"nn.{name}" if name == "LayerNorm" else name
+            elif re.fullmatch(r"nn\.(?!Buffer)[A-Z]\w+", name):
+                yield name
+
+
+def is_stored_buffer(node: ast.Call) -> bool:
+    """Returns whether a call creates an array that files contain and that is not trained."""
+
+    def word(name: str) -> object:
+        values = [w.value for w in node.keywords if w.arg == name]
+        return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+    name = dotted(node.func).removeprefix("torch.")
+    if name == "nn.Parameter":
+        return word("requires_grad") is False
+    return name in ("nn.Buffer", "self.register_buffer") and word("persistent") is not False
+
+
+class SourceFile:
+    """A modeling file.
+
+    Attributes:
+        model_type: The name of the folder of the file.
+        path: The path of the file.
+        prefix: The prefix that the names of all classes have, such as "Llama".
+        classes: The classes, by name.
+        functions: The functions, by name.
+        constants: The values of other variables of the module, by name.
+        imported: The original names of imported names.
+        abstract: The base class of all models of the file.
+        encoder_only: Whether the models are encoders that could also be decoders.
+        tests: The values of options that the port does not support.
+        absent: The arguments that the port does not support.
+    """
+
+    def __init__(self, model_type: str):
+        self.model_type = model_type
+        types = model_types()
+        if model_type not in types:
+            raise UsageError(
+                f"Transformers has no model type '{model_type}'{did_you_mean(model_type, types)}"
+            )
+        folder = module_folder(model_type)
+        self.path = transformers_folder() / "models" / folder / f"modeling_{folder}.py"
+        if not self.path.is_file():  # several types share a folder, such as data2vec
+            own = f"modeling_{model_type.replace('-', '_')}.py"
+            self.path = self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
+        if not self.path.is_file():
+            raise UsageError(
+                f"Transformers has no model file for the model type '{model_type}': "
+                f"models/{folder}/modeling_{folder}.py does not exist"
+            )
+        tree = ast.parse(self.path.read_text(encoding="utf-8"))
+        _ClassTables(tree).visit(tree)
+        nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
+        if not abstract:
+            raise UsageError(f"{self.path.name} defines no class whose name ends in PreTrainedModel")
+        self.task_classes = task_classes(model_type)
+        base = self.task_classes.get("Model", "")
+        parents = {node.name: [ast.unparse(base) for base in node.bases] for node in nodes}
+        own = [name for name in abstract if name in parents.get(base, ())]
+        self.prefix = (own or abstract)[0].removesuffix("PreTrainedModel")
+        self.classes: dict[str, SourceClass] = {}
+        for node in nodes:
+            self.classes[node.name] = SourceClass(node, self)
+        self.abstract = self.classes[(own or abstract)[0]]
+        self.functions = {
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
+        }
+        self.constants: dict[str, ast.expr] = {}
+        self.imported: dict[str, str] = {}
+        self._origins: dict[str, tuple[ast.ImportFrom, str]] = {}
+        for item in tree.body:
+            if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+                self.constants[item.targets[0].id] = item.value
+            if isinstance(item, ast.ImportFrom):
+                for alias in item.names:
+                    if item.level:
+                        self._origins[alias.asname or alias.name] = (item, alias.name)
+                self.imported |= {alias.asname or alias.name: alias.name for alias in item.names}
+        source = self.path.read_text(encoding="utf-8")
+        has_cross_attention = "config.add_cross_attention" in source
+        self.encoder_only = has_cross_attention and "config.is_decoder" in source
+        self.tests = ENCODER_TESTS if has_cross_attention else {}
+        self.absent = dict.fromkeys(ENCODER_INPUTS) if has_cross_attention else {}
+        for owner in self.classes.values():
+            if "__init__" in owner.methods:
+                constructor = owner.methods["__init__"]
+                constants = {"is_cross_attention": False} if self.encoder_only else {}
+                body = fold(constructor.body, constants, self.tests)
+                constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
+            owner.find_parts()
+
+    @property
+    def relative_path(self) -> str:
+        """The path relative to the folder that contains Transformers."""
+        return f"transformers/models/{self.path.parent.name}/{self.path.name}"
+
+    def import_function(self, name: str) -> bool:
+        """Adds a function to `functions` that the file imports from another one.
+
+        Returns:
+            Whether there is such a function.
+        """
+        if name in self.functions or name not in self._origins:
+            return name in self.functions
+        item, original = self._origins[name]
+        folder = self.path.parents[item.level - 1]
+        path = folder.joinpath(*(item.module or "").split(".")).with_suffix(".py")
+        if not path.is_file():
+            return False
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if original not in functions:
+            return False
+        self.functions[name] = functions[original]
+        return True
+
+    def _base_model(self) -> SourceClass | None:
+        """Returns the class of a configuration that no Auto class maps to a base model."""
+        config_name = model_types()[self.model_type]
+        models = [
+            owner
+            for owner in self.classes.values()
+            if owner.kind == "model" and _mentions(owner, config_name)
+        ]
+        plain = [owner for owner in models if owner.name.endswith("Model")]
+        return next(iter(plain or models), None)
+
+    def heads(self) -> dict[str, SourceClass]:
+        """Returns the class for each task, such as `Model` and `ForCausalLM`."""
+        heads: dict[str, SourceClass] = {}
+        for task, name in sorted(self.task_classes.items(), key=lambda item: _task_rank(item[0])):
+            owner = self.classes.get(name)
+            if owner is not None and owner not in heads.values():
+                heads[task] = owner
+        if "Model" not in heads and (base := self._base_model()) is not None:
+            heads = {"Model": base} | {
+                task: owner for task, owner in heads.items() if owner is not base
+            }
+        found = {owner.name for owner in heads.values()}
+        for name, owner in self.classes.items():  # heads without an Auto class
+            suffix = name.removeprefix(self.prefix)
+            is_head = suffix.startswith("For") and owner.kind in ("model", "generic")
+            if is_head and name not in found and suffix not in heads and "Model" in heads:
+                heads[suffix] = owner
+        return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
+
+
+class _ClassTables(ast.NodeTransformer):
+    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
+
+    def __init__(self, tree: ast.Module):
+        self.tables: dict[str, str] = {}
+        for item in tree.body:
+            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
+                for key, value in zip(item.value.keys, item.value.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
+                        self.tables[dotted(item.targets[0])] = dotted(value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        name = self.tables.get(dotted(node.value))
+        if name is not None and ast.unparse(node.slice).endswith("attn_implementation"):
+            return ast.copy_location(ast.Name(name, ast.Load()), node)
+        return node
+
+
+def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:
+    """Replaces variables that stand for one class by the class."""
+    aliases = {
+        dotted(item.targets[0]): item.value
+        for item in body
+        if isinstance(item, ast.Assign)
+        and isinstance(item.targets[0], ast.Name)
+        and dotted(item.value) in classes
+    }
+    lines = [
+        item
+        for item in body
+        if not (isinstance(item, ast.Assign) and dotted(item.targets[0]) in aliases)
+    ]
+    return [replace(item, aliases) for item in lines]  # type: ignore[misc]
+
+
+def _mentions(owner: SourceClass, config_name: str) -> bool:
+    """Returns whether a model class is annotated with a configuration class."""
+    for item in owner.node.body:
+        if isinstance(item, ast.AnnAssign) and dotted(item.target) == "config":
+            return ast.unparse(item.annotation) == config_name
+    constructor = owner.methods.get("__init__")
+    annotations = [arg.annotation for arg in constructor.args.args] if constructor else []
+    return any(ast.unparse(note) == config_name for note in annotations if note is not None)
+
+
+def _task_rank(task: str) -> int:
+    """Orders tasks. A class that serves several tasks belongs to the first one."""
+    return 0 if task == "Model" else 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
+
+
+def model_types() -> dict[str, str]:
+    """Returns the name of the configuration class of each model type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return dict(CONFIG_MAPPING_NAMES)
+
+
+def module_folder(model_type: str) -> str:
+    """Returns the folder of a model type in `transformers/models`."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    return model_type_to_module_name(model_type).replace(".", "/")
+
+
+@functools.cache
+def _auto_mappings() -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Reads the tables of `modeling_auto`, which cannot be imported without PyTorch."""
+    path = transformers_folder() / "models" / "auto" / "modeling_auto.py"
+    tables: dict[str, dict[str, str]] = {}
+    tasks: dict[str, str] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and dotted(node.targets[0]).endswith("_MAPPING_NAMES"):
+            pairs = [item for item in ast.walk(node.value) if isinstance(item, ast.Tuple)]
+            table = {}
+            for pair in pairs:
+                try:
+                    model_type, name = ast.literal_eval(pair)
+                except (ValueError, TypeError):
+                    continue
+                table[model_type] = name if isinstance(name, str) else name[0]
+            tables[dotted(node.targets[0]).removesuffix("_NAMES")] = table
+        if isinstance(node, ast.ClassDef) and node.name.startswith("AutoModel"):
+            for item in node.body:
+                if isinstance(item, ast.Assign) and dotted(item.targets[0]) == "_model_mapping":
+                    tasks.setdefault(
+                        node.name.removeprefix("AutoModel") or "Model", dotted(item.value)
+                    )
+    return tables, tasks
+
+
+def task_classes(model_type: str) -> dict[str, str]:
+    """Returns the name of the PyTorch class of a model type for each task."""
+    tables, tasks = _auto_mappings()
+    classes = {task: tables.get(table, {}).get(model_type) for task, table in tasks.items()}
+    return {task: name for task, name in classes.items() if name is not None}

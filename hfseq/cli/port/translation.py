@@ -1,0 +1,879 @@
+"""Translates a model file of Transformers to a plugin of hfseq.
+
+The translator has three layers. *Lifting* replaces classes and statements that model files share by
+their counterparts in `hfseq.nn`. *Folding* evaluates what hfseq never passes, such as labels and
+caches. The rest is translated operator by operator (`hfseq.cli.port.expressions`). A statement
+without a translation becomes a marker `NotTranslated`, and translation continues.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from hfseq.cli.port import table, file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
+from hfseq.cli.port.expressions import Expressions
+from hfseq.cli.port.folding import ABSENT_ARGUMENTS, absent_arguments, fold
+from hfseq.cli.port.scope import (
+    CALL_LIFTS,
+    CLASS_LIFTS,
+    IMPLICIT_ARGUMENTS,
+    STATEMENT_LIFTS,
+    PortedClass,
+    Scope,
+    Substitute,
+)
+from hfseq.cli.port.source import SourceClass, SourceFile, model_types
+from hfseq.cli.port.syntax import (
+    bind,
+    default_values,
+    dotted,
+    expression,
+    names_read,
+    own_attribute,
+    parameters,
+    replace,
+    statement,
+)
+from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
+from hfseq.errors import UsageError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Marker:
+    """A statement without a translation.
+
+    Attributes:
+        reason: Why there is none.
+        path: The path of Transformers' file.
+        line: The line of the statement.
+        source: The text of the statement.
+    """
+
+    reason: str
+    path: str
+    line: int
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """The result of `translate`.
+
+    Attributes:
+        model_type: The model type.
+        text: The text of the plugin file.
+        heads: The name of the model class of each head.
+        markers: The statements without a translation.
+        unread_fields: Fields of the configuration that PyTorch's file reads and the port does not.
+        lines: The line in Transformers' file of each class, and of each method as `Class.method`.
+        left_out: The reason for each head that was left out.
+        path: The path of Transformers' file.
+    """
+
+    model_type: str
+    text: str
+    heads: dict[str, str]
+    markers: tuple[Marker, ...]
+    unread_fields: tuple[str, ...]
+    lines: dict[str, int]
+    left_out: dict[str, str]
+    path: str
+
+
+def translate(model_type: str, heads: Sequence[str] | None = None) -> Translation:
+    """Translates the model file of a model type.
+
+    Args:
+        model_type: The model type.
+        heads: The heads to translate. The default are all heads. A head that cannot be translated
+            is left out, unless it is the only one or was named.
+
+    Raises:
+        UsageError: The model type or a head does not exist.
+    """
+    return Translator(SourceFile(model_type), heads).run()
+
+
+class Translator:
+    """Translates one file.
+
+    Args:
+        file: The file.
+        heads: The requested heads, or `None` for all.
+
+    Attributes:
+        ports: The translated classes, by name in PyTorch.
+        order: The translated classes, parts before wholes.
+        scanned: Classes of layers that are run by `nn.run_layers`.
+        per_type: For each class of layers, the arguments that are mappings by the type of the
+            layer, and the attribute or configuration field with the type.
+        read_attributes: Attributes that the file reads on other objects than `self`.
+    """
+
+    def __init__(self, file: SourceFile, heads: Sequence[str] | None = None):
+        self.file, self.requested = file, heads
+        self.config_name = model_types()[file.model_type]
+        self.config_class = _config_class(file.model_type)
+        self.ports: dict[str, PortedClass] = {}
+        self.order: list[PortedClass] = []
+        self.markers: dict[str, list[Marker]] = {}
+        self.uses: dict[str, set[str]] = {}
+        self.helpers: dict[str, ast.FunctionDef] = {}
+        self.constants: dict[str, ast.stmt] = {}
+        self.mask_arguments: dict[str, ast.expr | None] = {}
+        self.cache_targets: dict[str, list[str]] = {}
+        self.loop_variables: dict[str, SourceClass | str] = {}
+        self.extra_arguments: dict[str, list[str]] = {}
+        self.scanned: set[SourceClass] = set()
+        self.per_type: dict[str, dict[str, str]] = {}
+        self.read_attributes: set[str] = set()
+        self._substitutes: dict[str, Substitute | None] = {}
+        self._pending: list[tuple[str, int]] = []
+        self._line = 0
+        self._whole: dict[str, bool] = {}
+        #: Markers of names that nothing defines.
+        self.missing: list[str] = []
+        #: Further lines of the base model class.
+        self.class_attributes: list[str] = []
+        self._tied = lift_heads.tied_heads(file)
+        self._scan_file()
+
+    # What the whole file says.
+
+    def _scan_file(self) -> None:
+        for owner in self.file.classes.values():
+            for method in owner.methods.values():
+                for node in ast.walk(method):
+                    self._scan_node(owner, node)
+
+    def _scan_node(self, owner: SourceClass, node: ast.AST) -> None:
+        if isinstance(node, ast.Attribute):
+            base = dotted(node.value)
+            if base != "self" and not base.endswith("config"):
+                self.read_attributes.add(node.attr)
+        if not isinstance(node, ast.For):
+            return
+        loop = lifting.layer_loop(owner, node)
+        if loop is None:
+            return
+        self.scanned.add(loop.layer)
+        assert loop.layer.forward is not None
+        for name, value in bind(loop.node, parameters(loop.layer.forward)).items():
+            kind = _layer_type(value, loop)
+            if kind is not None:
+                self.per_type.setdefault(loop.layer.name, {})[name] = kind
+
+    @property
+    def base(self) -> SourceClass | None:
+        """The base model."""
+        return self.file.heads().get("Model")
+
+    def has_field(self, name: str) -> bool:
+        """Returns whether the configuration class has a field."""
+        return self.config_class is None or hasattr(self.config_class, name)
+
+    def heads_of(self, owner: SourceClass) -> dict[str, lift_heads.TiedHead]:
+        """Returns the tied heads that a class owns, by attribute."""
+        return self._tied.get(owner.name, {})
+
+    def substitute(self, owner: SourceClass) -> Substitute | None:
+        """Returns the counterpart of a class in `hfseq.nn`, or `None`."""
+        if owner.name not in self._substitutes:
+            found = (lift(self, owner) for lift in CLASS_LIFTS)
+            self._substitutes[owner.name] = next((s for s in found if s is not None), None)
+        return self._substitutes[owner.name]
+
+    def passes_all(self, scope: Scope, part: SourceClass) -> bool:
+        """Returns whether a head passes all its arguments to the base model unchanged."""
+        return self._whole.get(scope.own.name, False) and part.kind == "model"
+
+    # Markers.
+
+    def reporter(self, owner: SourceClass) -> Callable[[ast.AST, str], None]:
+        """Returns the function with which lifts report that a node has no translation."""
+
+        def report(node: ast.AST, reason: str) -> None:
+            self._pending.append((reason, getattr(node, "lineno", 0) or self._line))
+
+        return report
+
+    def guarded(
+        self, owner: SourceClass, item: ast.stmt, function: Callable[[], list[ast.stmt]]
+    ) -> list[ast.stmt]:
+        """Translates a statement, or returns a marker if it has no translation."""
+        outer, self._pending = self._pending, []
+        outer_line = self._line
+        self._line = getattr(item, "lineno", 0) or self._line
+        text = ast.unparse(item)
+        try:
+            lines = function()
+        except RecursionError:
+            raise
+        except Exception as error:  # an unexpected form must not stop the translation
+            self._pending.append((f"{type(error).__name__} in the translator: {error}", self._line))
+            lines = []
+        pending, self._pending = self._pending, outer
+        if pending:
+            lines = []
+            for reason, line in dict.fromkeys(pending):
+                marker = Marker(reason, str(self.file.path), line, text)
+                self.markers.setdefault(owner.name, []).append(marker)
+                lines.append(statement(f"NotTranslated({reason!r}, {line})"))
+        self._line = outer_line
+        return lines
+
+    # Classes.
+
+    def port(self, owner: SourceClass) -> PortedClass:
+        """Returns the translation of a class. Its parts are translated first."""
+        if owner.name in self.ports:
+            return self.ports[owner.name]
+        ported = PortedClass(owner, self._class_name(owner))
+        self.ports[owner.name] = ported
+        parts = {*owner.lists.values(), *(p for ps in owner.alternatives.values() for p in ps)}
+        parts |= set(owner.constructed())
+        if owner.parent is not None:
+            parts.add(owner.parent)
+        classes = [p for p in parts if isinstance(p, SourceClass) and self.substitute(p) is None]
+        for part in sorted(classes, key=lambda part: part.node.lineno):
+            self.port(part)
+        self.uses[owner.name] = {part.name for part in classes}
+        methods: list[ast.stmt] = []
+        if owner.forward is not None:
+            methods.append(self._method(ported, "forward"))
+        elif owner.parent is not None:
+            ported.arguments = list(self.port(owner.parent).arguments)
+        methods += [self._methods.pop(key) for key in list(self._methods) if key[0] == owner.name]
+        constructor = Constructor(self, ported, methods).build()
+        methods += [self._methods.pop(key) for key in list(self._methods) if key[0] == owner.name]
+        base = "nn.CachedAttention" if ast.unparse(constructor).count("super().__init__()") else ""
+        if owner.parent is not None:
+            base = self.port(owner.parent).name
+        elif owner.base_layer:
+            base = layer_name(owner.base_layer)
+        node = statement(f"class {ported.name}({base or 'nnx.Module'}): pass")
+        assert isinstance(node, ast.ClassDef)
+        inherits = owner.base_layer and "__init__" not in owner.methods
+        own_lines = [*ported.properties, *methods]
+        node.body = own_lines if inherits else [constructor, *own_lines]
+        node.body = node.body or [ast.Pass()]
+        ported.node = node
+        self.order.append(ported)
+        return ported
+
+    @property
+    def _methods(self) -> dict[tuple[str, str], ast.stmt]:
+        return self.__dict__.setdefault("_translated_methods", {})
+
+    def _class_name(self, owner: SourceClass) -> str:
+        base = self.file.heads().get("Model")
+        if owner is base:
+            name = owner.name.removesuffix("Model") or owner.name
+        else:
+            name = owner.short
+            if owner.kind == "model" and name.startswith("For"):
+                name = name.removeprefix("For")
+        if not name.isidentifier() or name in ("Model", "Config"):
+            name = owner.name
+        taken = {ported.name for ported in self.ports.values()}
+        return owner.name if name in taken else name
+
+    def own_method(self, ported: PortedClass, name: str) -> list[str]:
+        """Translates a method that another method calls, and returns its arguments."""
+        if name not in ported.methods:
+            ported.methods[name] = []
+            self._methods[ported.source.name, name] = self._method(ported, name)
+        return ported.methods[name]
+
+    def expressions(self, scope: Scope, lift: Callable[..., ast.AST | None]) -> Expressions:
+        """Returns the translator of expressions for a method."""
+        return Expressions(scope.own.parts, lift, scope.report)
+
+    def _method(self, ported: PortedClass, name: str) -> ast.FunctionDef:
+        owner = ported.source
+        function = copy.deepcopy(owner.methods[name])
+        scope = Scope(self, owner, ported, name, self.reporter(owner))
+        decorators = " ".join(ast.unparse(d) for d in function.decorator_list)
+        scope.ties_last = "tie_last_hidden_states=False" not in decorators
+        if owner.kind == "attention":
+            lifting.mark_cache_updates(function)
+        ActivationTables().visit(function)
+        self._rename_reserved(function)
+        names = parameters(function)
+        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        constants |= {n: None for n in self.file.absent if n in names}
+        if not scope.is_model:
+            constants["output_attentions"] = True
+        lifting.remove_layerdrop(function)
+        body = fold(function.body, constants, self.file.tests)
+        if owner.kind == "attention" and name == "forward":
+            body = self._guard_each(
+                owner, body, lambda lines: lifting.lift_attention_body(scope, lines)
+            )
+        self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
+        body = self._configuration(scope, body)
+        visitor = self.expressions(
+            scope, lambda visitor, node: self._lift_call(scope, visitor, node)
+        )
+        visitor.enter(function)
+        lines = self._lines(scope, visitor, body)
+        if owner in self.scanned and name == "forward":
+            lines = self._layer_result(scope, lines)
+        if scope.is_model and name == "forward":
+            lines = self._packed_positions(scope, names, lines)
+        lines = return_directly(unused_names(tidy_body(lines)))
+        return self._function(scope, function, names, lines)
+
+    def _packed_positions(
+        self, scope: Scope, names: list[str], lines: list[ast.stmt]
+    ) -> list[ast.stmt]:
+        """Lets the positions of packed documents start again, where a submodule counts them."""
+        text = "\n".join(ast.unparse(line) for line in lines)
+        if "segment_ids" not in names_read(lines) or "positions_in_segments" in text:
+            return lines
+        if "position_ids" not in names:
+            return lines
+        classes = self.file.classes.values()
+        if any(_counts_positions(owner) for owner in classes):
+            offset = ""
+        elif "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
+            scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
+            offset = " + self.pad_token_id + 1"
+        else:  # the positions of packed documents are not known
+            return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
+        check = statement(
+            "if position_ids is None and segment_ids is not None:\n"
+            f"    position_ids = nn.positions_in_segments(segment_ids){offset}"
+        )
+        return [check, *lines]
+
+    def _guard_each(
+        self,
+        owner: SourceClass,
+        body: list[ast.stmt],
+        function: Callable[[list[ast.stmt]], list[ast.stmt]],
+    ) -> list[ast.stmt]:
+        whole = ast.Module(body, [])
+        before = copy.deepcopy(body)
+        result: list[ast.stmt] = []
+
+        def run() -> list[ast.stmt]:
+            result.extend(function(whole.body))
+            return result
+
+        lines = self.guarded(owner, _located(before), run)
+        return lines
+
+    def _rename_reserved(self, function: ast.FunctionDef) -> None:
+        """Renames variables that would hide a module that ported files import."""
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and node.id in ("out", "nnx", "jnp", "jax"):
+                node.id = {"out": "output"}.get(node.id, f"{node.id}_")
+
+    def _passes_arguments_on(self, owner: SourceClass, body: list[ast.stmt]) -> bool:
+        """Returns whether a head uses its inputs only as arguments of the base model."""
+        models = {
+            f"self.{name}"
+            for name, part in owner.parts.items()
+            if isinstance(part, SourceClass) and part.kind == "model"
+        }
+        if not models or owner.forward is None:
+            return False
+        inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
+        found: list[ast.Call] = []
+
+        class Others(ast.NodeVisitor):
+            read: set[str] = set()
+
+            def visit_Call(self, node: ast.Call) -> None:
+                if dotted(node.func) in models:
+                    found.append(node)
+                    return
+                self.generic_visit(node)
+
+            def visit_Name(self, node: ast.Name) -> None:
+                self.read = self.read | {node.id}
+
+        others = Others()
+        for item in body:
+            others.visit(item)
+        if len(found) != 1 or others.read & inputs:
+            return False
+        passed = bind(found[0], [f"_{i}" for i in range(20)])
+        return all(
+            isinstance(value, ast.Constant) or dotted(value) in inputs or not dotted(value)
+            for value in passed.values()
+        )
+
+    def _configuration(self, scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
+        """Replaces reads of the configuration by attributes of the module."""
+        translator = self
+
+        class Read(ast.NodeTransformer):
+            def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                self.generic_visit(node)
+                match = re.fullmatch(r"self\.position_ids\[:, :(\w+)\]", ast.unparse(node))
+                if match and _counts_positions(scope.own):
+                    return expression(f"jnp.arange({match[1]})[None]")
+                return node
+
+            def visit_Call(self, node: ast.Call) -> ast.AST:
+                match = re.fullmatch(r"hasattr\(self, '(\w+)'\)", ast.unparse(node))
+                if match and match[1] in scope.own.parts:
+                    return expression(f"self.{match[1]} is not None")
+                text = ast.unparse(node)
+                match = re.fullmatch(r"getattr\(self\.config, '(\w+)', .+\)", text)
+                if match and scope.own.keeps_field(match[1]):
+                    value = text.replace("self.config", "config", 1)
+                    scope.ported.attributes.setdefault(match[1], value)
+                    return expression(f"self.{match[1]}")
+                function = node.func
+                if isinstance(function, ast.Attribute):
+                    function.value = self.visit(function.value)
+                else:
+                    node.func = self.visit(function)
+                node.args = [self.visit(arg) for arg in node.args]
+                node.keywords = [
+                    ast.keyword(w.arg, self.visit(w.value))
+                    for w in node.keywords
+                    if dotted(w.value) != "self.config"
+                ]
+                return node
+
+            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+                path = dotted(node)
+                if path == "self.training":
+                    return expression("rngs is not None")
+                if not path.startswith("self.config."):
+                    return self.generic_visit(node)
+                name, value = path.split(".")[-1], path.removeprefix("self.")
+                if translator.is_list(value):
+                    value = f"tuple({value})"
+                if not scope.own.keeps_field(name):
+                    name = f"config_{name}"  # the attribute has another value
+                scope.ported.attributes.setdefault(name, value)
+                return expression(f"self.{name}")
+
+        return [Read().visit(item) for item in body]
+
+    def joined_weights(self, used: Collection[str]) -> dict[str, Any]:
+        """Returns how files store the parameters of experts."""
+        names: set[str] = set()
+        for name in used:
+            if name in self.file.classes:
+                names |= lift_experts.expert_parameters(self.file.classes[name])
+        base = self.file.heads()["Model"].name
+        return file_names.joined_weights(self.file.model_type, base, names)
+
+    def renamed_weights(self) -> dict[str, str]:
+        """Returns the names in files where they differ from the names of attributes."""
+        names = [owner.name for owner in self.file.heads().values()]
+        return file_names.renamed_weights(self.file.model_type, names)
+
+    def is_list(self, path: str) -> bool:
+        """Returns whether a field of the configuration is a list."""
+        default = self.config_class
+        for name in path.split(".")[1:]:
+            default = getattr(default, name, None)
+        return isinstance(default, list) or path.endswith(".layer_types")
+
+    def _lines(self, scope: Scope, visitor: Any, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        lines: list[ast.stmt] = []
+        for item in body:
+            lines += self.guarded(
+                scope.own, item, lambda item=item: self._line_of(scope, visitor, item)
+            )
+        return lines
+
+    def _line_of(self, scope: Scope, visitor: Any, item: ast.stmt) -> list[ast.stmt]:
+        for lift in STATEMENT_LIFTS:
+            lifted = lift(scope, item)
+            if lifted is not None:
+                return [line for new in lifted for line in self._simple(visitor, new)]
+        if isinstance(item, ast.If | ast.While):
+            item.test = visitor.visit(item.test)
+            item.body = self._lines(scope, visitor, item.body)
+            item.orelse = self._lines(scope, visitor, item.orelse)
+            return [item]
+        if isinstance(item, ast.For):
+            self._note_loop_variable(scope, item)
+            item.iter = visitor.visit(item.iter)
+            item.body = self._lines(scope, visitor, item.body)
+            return [item]
+        self._note_outputs(scope, item)
+        return self._simple(visitor, item)
+
+    def _simple(self, visitor: Any, item: ast.stmt) -> list[ast.stmt]:
+        result = visitor.visit(item)
+        return result if isinstance(result, list) else [] if result is None else [result]
+
+    def _note_loop_variable(self, scope: Scope, item: ast.For) -> None:
+        target, source = item.target, item.iter
+        if isinstance(source, ast.Call) and dotted(source.func) == "enumerate":
+            source = source.args[0]
+            target = target.elts[1] if isinstance(target, ast.Tuple) else target
+        pairs = [(target, source)]
+        if isinstance(source, ast.Call) and dotted(source.func) == "zip":
+            targets = target.elts if isinstance(target, ast.Tuple) else []
+            pairs = list(zip(targets, source.args, strict=False))
+            for inner in item.body:  # for x in zip(a, b): first, second = x
+                if isinstance(inner, ast.Assign) and dotted(inner.value) == dotted(target):
+                    if isinstance(inner.targets[0], ast.Tuple) and dotted(target):
+                        pairs = list(zip(inner.targets[0].elts, source.args, strict=False))
+        for name, value in pairs:
+            value = value.value if isinstance(value, ast.Subscript) else value
+            part = scope.own.lists.get(own_attribute(value))
+            part = part or self.loop_variables.get(dotted(value))
+            if part is not None and dotted(name):
+                self.loop_variables[dotted(name)] = part
+
+    def _note_outputs(self, scope: Scope, item: ast.stmt) -> None:
+        """Remembers the variable with the output of a base model or encoder."""
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call):
+            part = scope.own.parts.get(own_attribute(item.value.func))
+            part = part or lifting.nested_part(scope.own, dotted(item.value.func))
+            if isinstance(part, SourceClass) and self.substitute(part) is None:
+                if self.port(part).collects and isinstance(item.targets[0], ast.Name):
+                    scope.outputs = item.targets[0].id
+
+    def _lift_call(self, scope: Scope, visitor: Any, node: ast.Call) -> ast.AST | None:
+        for lift in CALL_LIFTS:
+            lifted = lift(scope, visitor, node)
+            if lifted is not None:
+                return lifted
+        name = own_attribute(node.func)
+        if name in scope.own.methods:
+            return self._own_call(scope, visitor, node, name)
+        function = dotted(node.func)
+        if function not in table.RULES and self.file.import_function(function):
+            return self.helper_call(scope, visitor, node, function)
+        return None
+
+    def _own_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
+        arguments = self.own_method(scope.ported, name)
+        values = bind(node, parameters(scope.own.methods[name]))
+        words = []
+        for argument in arguments:
+            if argument in IMPLICIT_ARGUMENTS:
+                words.append(ast.keyword(argument, expression(argument)))
+            elif argument in values:
+                words.append(ast.keyword(argument, visitor.visit(values[argument])))
+        return _positional(node.func, words, arguments)
+
+    def helper_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
+        """Translates the call of a function of the file."""
+        helper = self._helper(name)
+        self.uses.setdefault(scope.own.name, set()).add(name)
+        arguments = parameters(helper)
+        values = bind(node, parameters(self.file.functions[name]))
+        words = []
+        for argument in arguments:
+            if argument in IMPLICIT_ARGUMENTS:
+                words.append(ast.keyword(argument, expression(argument)))
+            elif argument in values:
+                words.append(ast.keyword(argument, visitor.visit(values[argument])))
+        return _positional(node.func, words, arguments)
+
+    def _helper(self, name: str) -> ast.FunctionDef:
+        """Translates a function of the file."""
+        if name in self.helpers:
+            return self.helpers[name]
+        function = copy.deepcopy(self.file.functions[name])
+        self.helpers[name] = function
+        node = ast.ClassDef(name, [], [], [function], [], type_params=[])  # type: ignore[call-arg]
+        node.lineno = function.lineno
+        owner = SourceClass(node, self.file)
+        ported = PortedClass(owner, name)
+        scope = Scope(self, owner, ported, name, self.reporter(owner))
+        names = parameters(function)
+        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        body = fold(function.body, constants, self.file.tests)
+        visitor = self.expressions(
+            scope, lambda visitor, node: self._lift_call(scope, visitor, node)
+        )
+        visitor.enter(function)
+        lines = return_directly(unused_names(tidy_body(self._lines(scope, visitor, body))))
+        translated = self._function(scope, function, names, lines)
+        translated.args.args = [arg for arg in translated.args.args if arg.arg != "self"]
+        self.helpers.pop(name)
+        self.helpers[name] = translated
+        return translated
+
+    def _layer_result(self, scope: Scope, lines: list[ast.stmt]) -> list[ast.stmt]:
+        """A layer returns its hidden states, and the weights of its attention or `None`."""
+        weights = "None"
+        for item in lines:
+            for node in ast.walk(item):
+                if isinstance(node, ast.Assign) and "return_weights=" in ast.unparse(node.value):
+                    weights = _name_weights(node) or weights
+        for item in lines:
+            for node in ast.walk(item):
+                if not isinstance(node, ast.Return) or node.value is None:
+                    continue
+                value = node.value
+                if isinstance(value, ast.Tuple) and len(value.elts) == 1:
+                    value = value.elts[0]
+                if not isinstance(value, ast.Tuple):
+                    node.value = ast.Tuple([value, expression(weights)], ast.Load())
+        kinds = self.per_type.get(scope.own.name, {})
+        for name, kind in kinds.items():
+            attribute = kind
+            if kind == "layer_types":
+                attribute = "layer_type"
+                scope.ported.attributes["layer_type"] = "config.layer_types[layer_idx]"
+            for item in lines:
+                replace(item, {name: f"{name}[self.{attribute}]"})
+        return lines
+
+    def _function(
+        self, scope: Scope, source: ast.FunctionDef, names: list[str], lines: list[ast.stmt]
+    ) -> ast.FunctionDef:
+        """Builds the translated function with the arguments that it reads."""
+        owner, read = scope.own, names_read(lines)
+        defaults = default_values(source)
+        forward = scope.method == "forward"
+        skipped = {*absent_arguments(names), *IMPLICIT_ARGUMENTS}
+        arguments = [name for name in names if name not in skipped and name in read]
+        if forward and scope.is_model:
+            public = ("attention_mask", "position_ids")
+            arguments = [n for n in names if n not in skipped and (n in read or n in public)]
+        for name in self.extra_arguments.get(owner.name, ()):
+            if name not in arguments:
+                arguments.append(name)
+                defaults[name] = expression("None")
+        implicit = [name for name in IMPLICIT_ARGUMENTS if name in read]
+        is_layer = forward and owner in self.scanned
+        if is_layer:
+            implicit = [n for n in IMPLICIT_ARGUMENTS if n in (*implicit, "rngs", "return_weights")]
+        if forward and scope.is_model:
+            required = ("rngs", "output_attentions", "output_hidden_states")
+            implicit = [n for n in IMPLICIT_ARGUMENTS if n in (*implicit, *required)]
+        result = [*arguments, *implicit]
+        if forward:
+            scope.ported.arguments = result
+        else:
+            scope.ported.methods[scope.method] = result
+        if forward and self._whole[owner.name]:
+            head = "self, *args, **kwargs"
+            if "rngs" in read:
+                head = "self, *args, rngs=None, **kwargs"
+                _pass_keys(lines)
+        else:
+            head = _signature(arguments, implicit, defaults, scope.is_model and forward)
+        text = f"def {'__call__' if forward else scope.method}({head}): pass"
+        function = statement(text)
+        assert isinstance(function, ast.FunctionDef)
+        function.body = lines or [ast.Pass()]
+        return function
+
+    # The file.
+
+    def run(self) -> Translation:
+        """Translates all requested heads."""
+        heads = self.file.heads()
+        base = heads.get("Model")
+        for name in self.requested or ():
+            if name not in heads:
+                known = ", ".join(heads)
+                raise UsageError(
+                    f"--heads {name}: '{self.file.model_type}' has no such head"
+                    f"{did_you_mean(name, heads)} (heads of {self.file.path.name}: {known})"
+                )
+        if base is None:
+            raise UsageError(
+                f"{self.file.path.name} defines no base model for '{self.file.model_type}'"
+            )
+        chosen = {n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}}
+        left_out: dict[str, str] = {}
+        for name, owner in chosen.items():
+            if self.file.encoder_only and name == "ForCausalLM":
+                left_out[name] = f"the port is an encoder, line {owner.node.lineno}"
+            elif owner.kind != "generic":
+                self.port(owner)
+            elif name not in writer.GENERIC_HEADS:
+                left_out[name] = f"no translation of {owner.bases[0]}, line {owner.node.lineno}"
+        markers = self._markers_of(base)
+        for name, owner in chosen.items():
+            own = [m for m in self._markers_of(owner) if m not in markers]
+            if own and name not in (self.requested or ()):
+                left_out[name] = f"{own[0].reason}, line {own[0].line}"
+        chosen = {n: o for n, o in chosen.items() if n not in left_out}
+        used: set[str] = set().union(*(self._closure(owner) for owner in chosen.values()))
+        all_markers = [m for name in self.markers if name in used for m in self.markers[name]]
+        text, names = writer.write(self, chosen, used, all_markers)
+        for name in sorted(writer.undefined_names(text)):
+            value = self.file.constants.get(name)
+            if value is not None and _is_literal(value):
+                self.constants[name] = statement(f"{name} = {ast.unparse(value)}")
+                continue
+            marker = self._undefined(name)
+            all_markers.append(marker)
+            self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
+        if self.constants or self.missing:
+            text, names = writer.write(self, chosen, used, all_markers)
+        return Translation(
+            model_type=self.file.model_type,
+            text=text,
+            heads=names,
+            markers=tuple(all_markers),
+            unread_fields=self._unread_fields(text),
+            lines=self._source_lines(used),
+            left_out=left_out,
+            path=str(self.file.path),
+        )
+
+    def _undefined(self, name: str) -> Marker:
+        """Returns a marker for a name that the port reads and nothing defines."""
+        lines = self.file.path.read_text(encoding="utf-8").split("\n")
+        numbers = (n for n, line in enumerate(lines, 1) if re.search(rf"\b{name}\b", line))
+        uses = [n for n in numbers if not re.match(r"\s*(from|import|\w+,$)", lines[n - 1])]
+        line = next(iter(uses), 0)
+        reason = f"the name {name} has no translation"
+        return Marker(reason, str(self.file.path), line, lines[line - 1].strip() if line else name)
+
+    def _closure(self, owner: SourceClass) -> set[str]:
+        names, open_names = set(), [owner.name]
+        while open_names:
+            name = open_names.pop()
+            if name not in names:
+                names.add(name)
+                open_names += self.uses.get(name, ())
+        return names
+
+    def _markers_of(self, owner: SourceClass) -> list[Marker]:
+        closure = self._closure(owner)
+        return [marker for name in self.markers if name in closure for marker in self.markers[name]]
+
+    def _unread_fields(self, text: str) -> tuple[str, ...]:
+        source = self.file.path.read_text(encoding="utf-8")
+        read = set(re.findall(r"\bconfig\.(\w+)", source))
+        ours = set(re.findall(r"\bconfig\.(\w+)", text))
+        if "nn.Rotary(" in text:
+            ours |= {"max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling"}
+        ignored = {"_attn_implementation", "use_cache", "return_dict", "output_attentions"}
+        return tuple(sorted(read - ours - ignored))
+
+    def _source_lines(self, used: set[str]) -> dict[str, int]:
+        lines: dict[str, int] = {}
+        for name, ported in self.ports.items():
+            if name in used:
+                lines[ported.name] = ported.source.node.lineno
+                for method, node in ported.source.methods.items():
+                    new = "__call__" if method == "forward" else method
+                    lines[f"{ported.name}.{new}"] = node.lineno
+        return lines
+
+
+def _pass_keys(lines: Sequence[ast.stmt]) -> None:
+    """Passes random keys on to the base model, which gets all other arguments unchanged."""
+    for item in lines:
+        for node in ast.walk(item):
+            if isinstance(node, ast.Call) and any(isinstance(a, ast.Starred) for a in node.args):
+                if node.keywords and node.keywords[-1].arg is None:
+                    node.keywords.insert(0, ast.keyword("rngs", expression("rngs")))
+
+
+def _counts_positions(owner: SourceClass) -> bool:
+    """Returns whether the default positions of a class are 0, 1, 2, ..."""
+    constructor = owner.methods.get("__init__")
+    return constructor is not None and bool(
+        re.search(
+            r"position_ids\W.*torch\.arange\([\w.]+\)\.expand\(\(1, -1\)\)(, persistent=False)?\)$",
+            ast.unparse(constructor),
+            re.MULTILINE,
+        )
+    )
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _config_class(model_type: str) -> Any:
+    """Returns an example of a configuration, or the class, or `None`."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+    except Exception:  # some configurations need packages that are not installed
+        return None
+    try:
+        return config_class()
+    except Exception:  # some configurations have no defaults
+        return config_class
+
+
+def _layer_type(value: ast.expr, loop: lifting.LayerLoop) -> str | None:
+    """Returns where the type of a layer is read that selects an argument of the layer."""
+    if not isinstance(value, ast.Subscript):
+        return None
+    text = ast.unparse(value.slice)
+    if loop.index and re.fullmatch(rf"self\.config\.layer_types\[{loop.index}\]", text):
+        return "layer_types"
+    match = re.fullmatch(rf"{loop.variable}(?:\.self_attn)?\.(\w+)", text)
+    return match[1] if match else None
+
+
+def _name_weights(node: ast.Assign) -> str:
+    """Gives the attention weights in an assignment a name, and returns it."""
+    target = node.targets[0]
+    if isinstance(node.value, ast.Subscript) and ast.unparse(node.value.slice) == "0":
+        node.value = node.value.value
+        node.targets = [ast.Tuple([target, ast.Name("weights", ast.Store())], ast.Store())]
+        return "weights"
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        if dotted(target.elts[1]) == "_":
+            target.elts[1] = ast.Name("weights", ast.Store())
+        return dotted(target.elts[1])
+    return ""
+
+
+def _positional(function: ast.expr, words: list[ast.keyword], arguments: Sequence[str]) -> ast.expr:
+    """Builds a call whose first arguments are positional as far as none is left out."""
+    args: list[ast.expr] = []
+    for word, name in zip(words, arguments, strict=False):
+        if word.arg != name or name in IMPLICIT_ARGUMENTS:
+            break
+        args.append(word.value)
+    return ast.Call(function, args, words[len(args) :])
+
+
+def _signature(
+    arguments: Sequence[str],
+    implicit: Sequence[str],
+    defaults: dict[str, ast.expr],
+    is_model: bool,
+) -> str:
+    parts = ["self"]
+    has_default = False
+    for position, name in enumerate(arguments):
+        if is_model:
+            parts.append(name if position == 0 else f"{name}=None")
+            continue
+        has_default = has_default or name in defaults
+        value = ast.unparse(defaults[name]) if name in defaults else "None"
+        parts.append(f"{name}={value}" if has_default else name)
+    if "segment_ids" in implicit and is_model:
+        parts.append("segment_ids=None")
+    words = [n for n in implicit if not (n == "segment_ids" and is_model)]
+    if words:
+        parts.append("*")
+        parts += [f"{name}={IMPLICIT_ARGUMENTS[name]}" for name in words]
+    return ", ".join(parts)
+
+
+def _located(body: Sequence[ast.stmt]) -> ast.stmt:
+    """Wraps statements in one statement with the line of the first."""
+    item = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
+    item.lineno = next((line.lineno for line in body if getattr(line, "lineno", 0)), 0)
+    return item

@@ -1,0 +1,281 @@
+"""Checks a port with `hfseq.testing.check_architecture` on a tiny configuration.
+
+If the numbers of a head differ from PyTorch's, `hfseq.cli.port.bisection` finds the first module
+that differs. PyTorch is imported here, because the bridge's tiny models need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hfseq import plugins
+from hfseq.cli.port.bisection import Difference, first_difference
+from hfseq.errors import UsageError, one_line
+from hfseq.plugins import ArchitectureSpec
+from hfseq.testing import run_checks
+from hfseq.testing.case import ROWS, ZERO_GRADIENTS, Case, Report
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: The checks whose failure is explained by a comparison of the modules.
+COMPARISONS = ("shapes", "torch_parity", "torch_loads_it", "cached_decoding", "eager")
+TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadResult:
+    """The result of the checks of one head.
+
+    Attributes:
+        head: The task, such as "ForCausalLM".
+        report: The report of the checks.
+        difference: The first module that differs, if numbers differ.
+        inputs: The inputs of the head that the battery does not create itself.
+    """
+
+    head: str
+    report: Report
+    difference: Difference | None = None
+    inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def passes(self) -> bool:
+        """Whether no check failed, and at least one passed."""
+        return bool(self.report.passed) and not self.report.failed
+
+    def __str__(self) -> str:
+        passed, failed = len(self.report.passed), self.report.failed
+        lines = [f"{self.head}: {passed} checks passed, {len(failed)} failed"]
+        for kind, group in (("skipped", self.report.skipped), ("not run", self.report.not_run)):
+            if group:
+                names = ", ".join(f"{_check(name)} ({why})" for name, why in group.items())
+                lines.append(f"  {kind}: {one_line(names, 600)}")
+        for name, reason in failed.items():
+            lines.append(f"  FAILED {_check(name)}: {_indented(reason)}")
+        if self.difference is not None:
+            lines.append("  the first module that differs from PyTorch's:")
+            lines.append(f"    {_indented(str(self.difference), 4)}")
+        return "\n".join(lines)
+
+
+def _check(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _indented(text: str, columns: int = 2) -> str:
+    return text.strip().replace("\n", "\n" + " " * columns)
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """Returns a small configuration of a model type for the battery.
+
+    Raises:
+        UsageError: The configuration cannot be made tiny.
+    """
+    tiny: Any = importlib.import_module("hfseq_plugins.bridge.tiny")
+    try:
+        with quiet():
+            config = tiny.tiny_config(model_type)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the configuration of {model_type} cannot be made tiny, so the port cannot be "
+            f"compared with PyTorch: {one_line(error)}. Call hfseq.testing.check_architecture "
+            "with a small configuration of your own"
+        ) from error
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        # Padding must not be one of the tokens of the battery, whose numbers are 4 and higher.
+        if getattr(part, "pad_token_id", 0) not in range(4):
+            part.pad_token_id = 0
+        # Eight devices share the rows of the embeddings.
+        if isinstance(vocab_size := getattr(part, "vocab_size", None), int) and vocab_size % 8:
+            part.vocab_size = vocab_size + 8 - vocab_size % 8
+    return config
+
+
+def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[str, np.ndarray]:
+    """Returns inputs of a head that the battery does not know, such as boxes of a layout.
+
+    Args:
+        model_type: The model type.
+        config: The tiny configuration.
+        model: The model of the port.
+    """
+    import torch
+    import transformers
+
+    tiny: Any = importlib.import_module("hfseq_plugins.bridge.tiny")
+    sizes: Any = importlib.import_module("hfseq_plugins.bridge.tiny_sizes")
+    model_class = getattr(transformers, model.torch_class_name(), None)
+    if model_class is None:
+        return {}
+    special = set(sizes.INPUTS.get(model_type, lambda *_: {})(config, np.random.default_rng(0)))
+    with torch.device("meta"):
+        reference = model_class._from_config(config)
+    inputs = tiny.tiny_inputs(reference)
+    names = {name for name in inputs if name in special or _is_spectrogram(name, inputs[name])}
+    # The tiny inputs have two examples, and the battery has eight.
+    return {
+        name: np.concatenate([inputs[name]] * (ROWS // len(inputs[name])))
+        for name in sorted(names)
+        if model.accepts(name) and isinstance(inputs[name], np.ndarray)
+    }
+
+
+def _is_spectrogram(name: str, value: Any) -> bool:
+    return name == "input_features" and np.ndim(value) > 2
+
+
+def verify(
+    path: Path,
+    model_type: str,
+    config: PreTrainedConfig,
+    heads: Iterable[str] | None = None,
+    checks: Sequence[str] | None = None,
+    explain: bool = True,
+) -> Iterator[HeadResult]:
+    """Runs the battery on the heads of a port, one after the other.
+
+    Args:
+        path: The file of the port. It is loaded as a plugin.
+        model_type: The model type.
+        config: A tiny configuration.
+        heads: The tasks to check. Default: all tasks that the file registers.
+        checks: Names of the checks. Default: all checks.
+        explain: Whether to find the first module that differs if a check fails.
+
+    Yields:
+        The result of each head.
+
+    Raises:
+        PluginError: The file cannot be loaded, for instance because it has statements without a
+            translation.
+    """
+    spec = load_port(path, model_type)
+    for head in spec.heads if heads is None else heads:
+        with quiet():
+            yield _verify_head(spec, config, head, checks, explain)
+
+
+def load_port(path: Path, model_type: str) -> ArchitectureSpec:
+    """Loads a port as a plugin and returns the architecture that it registers."""
+    with quiet():
+        architectures = plugins.load([path]).architectures
+    spec = architectures.get(model_type)
+    if Path(str(_origin(spec.plugin))).resolve() != path.resolve():
+        raise UsageError(f"{path} does not register the model type '{model_type}'")
+    return spec
+
+
+def _origin(plugin: str) -> str | None:
+    return next((i.origin for i in plugins.load().infos if i.name == plugin), None)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides warnings and progress bars of Transformers while a port is checked."""
+    import transformers
+
+    loggers = [logging.getLogger(name) for name in ("hfseq", "hfseq_plugins", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    transformers.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _verify_head(
+    spec: ArchitectureSpec,
+    config: PreTrainedConfig,
+    head: str,
+    checks: Sequence[str] | None,
+    explain: bool,
+) -> HeadResult:
+    try:
+        inputs = extra_inputs(spec.model_type, config, spec.load_head(head)(config, _do_init=False))
+    except Exception:  # the battery reports the error
+        inputs = {}
+    report = run_checks(
+        spec.model_type,
+        config,
+        heads=[head],
+        checks=checks,
+        inputs=inputs,
+        tolerance=TOLERANCE,
+    )
+    difference = None
+    if explain and any(_check(name) in COMPARISONS for name in report.failed):
+        with contextlib.suppress(Exception):  # the report has the error
+            difference = _bisect(spec, config, head, inputs)
+    return HeadResult(head, report, difference, inputs)
+
+
+def _bisect(
+    spec: ArchitectureSpec, config: PreTrainedConfig, head: str, inputs: Mapping[str, np.ndarray]
+) -> Difference | None:
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(
+            head,
+            spec.load_head(head),
+            config,
+            Path(folder),
+            spec,
+            ZERO_GRADIENTS,
+            TOLERANCE,
+            extra_inputs=inputs,
+        )
+        return first_difference(case)
+
+
+def config_source(config: PreTrainedConfig) -> str:
+    """Returns a Python expression that creates a configuration, with the values that are not
+    defaults.
+    """
+    changes = _changes(config)
+    if type(config)(**changes).to_dict() != config.to_dict():
+        changes = config.to_dict()
+    arguments = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+    return f"{type(config).__name__}({arguments})"
+
+
+def _changes(config: PreTrainedConfig) -> dict[str, Any]:
+    from transformers import PreTrainedConfig
+
+    defaults = vars(type(config)())
+    changes: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if name.startswith("_") or name in defaults and defaults[name] == value:
+            continue
+        if isinstance(value, PreTrainedConfig):
+            value = _changes(value)
+        changes[name] = value
+    return changes
+
+
+def array_source(value: np.ndarray) -> str:
+    """Returns a Python expression that creates the input of a test.
+
+    Floating-point inputs are random numbers. Other inputs consist of two examples that repeat.
+    """
+    if np.issubdtype(value.dtype, np.floating):
+        return f"np.random.default_rng(0).normal(size={value.shape}).astype(np.float32)"
+    repeats = (len(value) // 2, *[1] * (value.ndim - 1))
+    return f"np.tile(np.array({value[:2].tolist()}, np.{value.dtype.name}), {repeats})"

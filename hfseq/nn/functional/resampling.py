@@ -1,0 +1,197 @@
+"""Resizing and sampling of images with the semantics of PyTorch's functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+
+def cubic(distance: Any, a: float = -0.75) -> Any:
+    """Computes the weights of cubic interpolation (Keys, 1981) for distances in elements."""
+    library = np if isinstance(distance, np.ndarray) else jnp
+    d = abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return library.where(d <= 1, near, library.where(d < 2, far, 0.0))
+
+
+def _triangle(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(0.0, 1 - np.abs(distance))
+
+
+def resize_matrix(
+    length: int,
+    new_length: int,
+    method: str,
+    align_corners: bool = False,
+    factor: float | None = None,
+    antialias: bool = False,
+) -> np.ndarray:
+    """Returns the matrix `(new_length, length)` that interpolates along an axis.
+
+    PyTorch derives the step between samples from the factor that the caller passed, if there is
+    one.
+    """
+    step = 1 / factor if factor else length / new_length
+    if align_corners:
+        step = (length - 1) / (new_length - 1) if new_length > 1 else 0.0
+        centers = np.arange(new_length) * step
+    else:
+        centers = (np.arange(new_length) + 0.5) * step - 0.5
+    matrix = np.zeros((new_length, length))
+    if antialias:
+        width = max(step, 1.0)
+        distance = (np.arange(length)[None] - centers[:, None]) / width
+        matrix = _triangle(distance) if method == "linear" else cubic(distance, -0.5)
+        return matrix / matrix.sum(1, keepdims=True)
+    if method == "linear":
+        centers = centers if align_corners else np.maximum(centers, 0)
+    low = np.floor(centers).astype(int)
+    for offset in (0, 1) if method == "linear" else (-1, 0, 1, 2):
+        distance = low + offset - centers
+        weight = _triangle(distance) if method == "linear" else cubic(distance)
+        place = np.arange(new_length), np.clip(low + offset, 0, length - 1)
+        np.add.at(matrix, place, weight)
+    return matrix
+
+
+def _nearest(x: Array, sizes: Any, factors: Any, is_exact: bool) -> Array:
+    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        length = x.shape[axis]
+        step = np.float32(1 / factor if factor else length / new)
+        places = np.arange(new, dtype=np.float32) + np.float32(0.5 if is_exact else 0)
+        index = np.minimum(np.floor(places * step).astype(int), length - 1)
+        x = jnp.take(x, index, axis)
+    return x
+
+
+def interpolate(
+    x: Array,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Array:
+    """Resizes `(batch, channels, *sizes)`.
+
+    Args:
+        x: The array. Linear and cubic interpolation are computed in float32.
+        size: New sizes.
+        scale_factor: Factors of the sizes, instead of `size`.
+        mode: "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic" or "area".
+        align_corners: Whether the centers of the corner elements stay at their places.
+        recompute_scale_factor: Whether the factor is computed from the rounded new sizes.
+        antialias: Whether to smooth the array before its sizes are reduced.
+    """
+    from hfseq.nn.functional.sliding import adaptive_avg_pool
+
+    n = x.ndim - 2
+    factors: list[float | None] = [None] * n
+    if size is not None:
+        sizes = [size] * n if isinstance(size, int) else list(size)
+    else:
+        assert scale_factor is not None
+        scales = [scale_factor] * n if isinstance(scale_factor, int | float) else list(scale_factor)
+        sizes = [math.floor(old * scale) for old, scale in zip(x.shape[2:], scales, strict=True)]
+        factors = [None] * n if recompute_scale_factor else [float(scale) for scale in scales]
+    if mode == "area":
+        return adaptive_avg_pool(x, sizes)
+    if mode.startswith("nearest"):
+        return _nearest(x, sizes, factors, mode == "nearest-exact")
+    y = x.astype(jnp.float32)
+    method = "cubic" if mode == "bicubic" else "linear"
+    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        matrix = resize_matrix(x.shape[axis], new, method, bool(align_corners), factor, antialias)
+        product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
+        y = jnp.moveaxis(product, -1, axis)
+    return y.astype(x.dtype)
+
+
+def grid_sample(
+    x: Array,
+    grid: Array,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Array:
+    """Samples images at the places of a grid.
+
+    Args:
+        x: `(batch, channels, height, width)`.
+        grid: Columns and rows, `(batch, new height, new width, 2)`. -1 is the left or upper edge
+            and 1 is the right or lower edge.
+        mode: "bilinear", "nearest" or "bicubic".
+        padding_mode: The values of places outside of the image: "zeros", "border" (the nearest
+            value) or "reflection".
+        align_corners: Whether the edges are the centers of the outer pixels.
+
+    Returns:
+        `(batch, channels, new height, new width)`.
+    """
+    height, width = x.shape[2:]
+
+    def unnormalize(coordinate: Array, size: int) -> Array:
+        if align_corners:
+            return (coordinate + 1) / 2 * (size - 1)
+        return ((coordinate + 1) * size - 1) / 2
+
+    def into_image(place: Array, size: int) -> Array:
+        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        if padding_mode == "border":
+            place = jnp.clip(place, 0, size - 1)
+        elif padding_mode == "reflection":
+            span = high - low
+            place = jnp.mod(jnp.abs(place - low), 2 * span)
+            place = jnp.where(place > span, 2 * span - place, place) + low
+            place = jnp.clip(place, 0, size - 1)
+        return place
+
+    def at(row: Array, column: Array) -> Array:
+        is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        row = jnp.clip(row, 0, height - 1).astype(jnp.int32)
+        column = jnp.clip(column, 0, width - 1).astype(jnp.int32)
+        values = jax.vmap(lambda image, i, j: image[:, i, j])(x, row, column)
+        return values * is_inside[:, None]
+
+    px, py = unnormalize(grid[..., 0], width), unnormalize(grid[..., 1], height)
+    if mode == "bicubic":
+        left, top = jnp.floor(px), jnp.floor(py)
+        columns = [(into_image(left + i, width), cubic(px - left - i)) for i in range(-1, 3)]
+        rows = [(into_image(top + i, height), cubic(py - top - i)) for i in range(-1, 3)]
+        terms = [at(row, column) * (wy * wx)[:, None] for row, wy in rows for column, wx in columns]
+        return jnp.stack(terms).sum(0)
+    px, py = into_image(px, width), into_image(py, height)
+    if mode == "nearest":
+        return at(jnp.round(py), jnp.round(px))
+    left, top = jnp.floor(px), jnp.floor(py)
+    wx, wy = (px - left)[:, None], (py - top)[:, None]
+    upper = at(top, left) * (1 - wx) + at(top, left + 1) * wx
+    lower = at(top + 1, left) * (1 - wx) + at(top + 1, left + 1) * wx
+    return upper * (1 - wy) + lower * wy
+
+
+def pixel_shuffle(x: Array, factor: int) -> Array:
+    """Turns groups of `factor**2` channels into pixels: `(..., channels, height, width)`."""
+    *lead, channels, height, width = x.shape
+    x = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
+    n = len(lead)
+    x = x.transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return x.reshape(*lead, channels // factor**2, height * factor, width * factor)
+
+
+def pixel_unshuffle(x: Array, factor: int) -> Array:
+    """Turns blocks of `factor**2` pixels into channels: the inverse of `pixel_shuffle`."""
+    *lead, channels, height, width = x.shape
+    n = len(lead)
+    x = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)
+    x = x.transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return x.reshape(*lead, channels * factor**2, height // factor, width // factor)
