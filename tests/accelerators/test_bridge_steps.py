@@ -23,7 +23,7 @@ from tests.support.images import draw_digits  # noqa: E402
 
 pytestmark = pytest.mark.slow
 #: No other size of these models is the same.
-LENGTH, PATCHES = 384, 19 * 19 + 2  # of an image of 304 x 304, and two tokens
+LENGTH, PATCHES = 384, 18 * 18 + 2  # of an image of 288 x 288, and two tokens
 SIZES = {
     "hidden_size": 256,
     "num_hidden_layers": 1,
@@ -75,8 +75,8 @@ FAMILIES = {
     ),
     "deit": Family(
         "image_classification",
-        SIZES | NO_DROPOUT | {"image_size": 304, "patch_size": 16},
-        {"image_size": 304, "decode_workers": 0},
+        SIZES | NO_DROPOUT | {"image_size": 288, "patch_size": 16},
+        {"image_size": 288, "decode_workers": 0},
         length=PATCHES,
     ),
 }
@@ -90,7 +90,7 @@ def step_text(name: str, devices: Any, folder: Any) -> str:
     flags |= {"precision": "bfloat16", "per_device_train_batch_size": 2} | family.flags
     values: dict[str, Any] = {"config": config}
     if family.objective == "image_classification":
-        draw_digits(folder / "digits", 1, size=304)
+        draw_digits(folder / "digits", 1, size=288)
         overrides = ",".join(f"{size}={value}" for size, value in family.sizes.items())
         flags |= {"train_dir": folder / "digits", "model_type": name, "config_overrides": overrides}
         values = {}  # the number of classes comes from the folder
