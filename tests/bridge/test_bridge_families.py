@@ -122,7 +122,11 @@ GENERATORS = {
     "m2m_100": ("M2M100ForConditionalGeneration", transformers.M2M100Config(**SEQ2SEQ)),
 }  # fmt: skip
 #: The caches that are not "keys".
-CACHES = {"mamba": "states", "opt": "history", "bamba": "hybrid", "falcon_h1": "hybrid"}
+CACHES = {
+    **dict.fromkeys(("opt", "m2m_100"), "history"),
+    **dict.fromkeys(("bamba", "falcon_h1"), "hybrid"),
+    "mamba": "states",
+}
 
 
 @pytest.mark.slow
