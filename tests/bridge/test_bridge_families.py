@@ -97,7 +97,7 @@ GENERATORS = {
         "MambaForCausalLM",
         transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8),
     ),
-    "opt": (  # positions from the mask: without a cache
+    "opt": (  # positions from the mask
         "OPTForCausalLM",
         transformers.OPTConfig(
             vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, ffn_dim=48,
@@ -122,7 +122,11 @@ GENERATORS = {
     "m2m_100": ("M2M100ForConditionalGeneration", transformers.M2M100Config(**SEQ2SEQ)),
 }  # fmt: skip
 #: The caches that are not "keys".
-CACHES = {"mamba": "states", "opt": "history", "bamba": "hybrid", "falcon_h1": "hybrid"}
+CACHES = {
+    "m2m_100": "history",
+    **dict.fromkeys(("bamba", "falcon_h1"), "hybrid"),
+    "mamba": "states",
+}
 
 
 @pytest.mark.slow
