@@ -207,8 +207,8 @@ def snippet(
         sentences: Whether sentence-transformers can load the directory.
         tags: The Hub tags, which name the kind of a retrieval model.
     """
-    if kind := next((tag for tag in tags if tag in RETRIEVAL_CALLS), None):
-        class_name, call = RETRIEVAL_CALLS[kind]
+    if retrieval_tag := next((tag for tag in tags if tag in RETRIEVAL_CALLS), None):
+        class_name, call = RETRIEVAL_CALLS[retrieval_tag]
         package = "hfseq" if tensors == "np" else "sentence_transformers"
         method = ".from_pretrained" if tensors == "np" else ""
         head = f'from {package} import {class_name}\n\nmodel = {class_name}{method}("{name}")\n'

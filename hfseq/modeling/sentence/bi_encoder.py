@@ -279,12 +279,12 @@ def _read_modules(directory: SentenceDirectory, modules: Sequence[Module]) -> di
     """
     values: dict[str, Any] = {"pooling": (), "dense": (), "static_embedding": None}
     supported = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Normalize", "Dropout")
-    first, *others = modules
+    first, *later_modules = modules
     if first.class_name == "StaticEmbedding":
         values["static_embedding"] = StaticEmbedding.read(directory, first)
     elif first.class_name not in TRANSFORMERS:
         raise directory.unsupported(first, supported)
-    for module in others:
+    for module in later_modules:
         if module.class_name == "Pooling" and values["static_embedding"] is None:
             values["pooling"] = _pooling_modes(module)
             values["include_prompt"] = module.settings.get("include_prompt", True)
