@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from hfseq.cli.port.syntax import (
     dotted,
     expression,
     is_none,
-    keyword,
     names_read,
     own_attribute,
     parameters,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hfseq.cli.port.translation import Translator
 
 _SKIPPED = re.compile(
-    r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*|init_\w*)\b"
+    r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
 )
 
@@ -49,12 +49,14 @@ class ActivationTables(ast.NodeTransformer):
     """Replaces lookups in Transformers' table of activations, and `self.config` in constructors."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replaces a lookup in a table."""
         self.generic_visit(node)
         if dotted(node.value) in ("ACT2FN", "ACT2CLS"):
             return call("nn.activation", node.slice)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replaces a call of `get_activation`."""
         self.generic_visit(node)
         if dotted(node.func) == "get_activation":
             return call("nn.activation", node.args[0])
@@ -76,6 +78,8 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
+        #: Attributes that the statements so far assign.
+        self.assigned: set[str] = set()
         #: Layers of PyTorch that are the defaults of arguments.
         self.layer_defaults = (
             {
@@ -169,7 +173,7 @@ class Constructor:
                 lines.append(statement(f"self.{name} = {value}"))
 
     def add_cache(self, lines: list[ast.stmt]) -> bool:
-        """Adds the attributes of `nn.CachedAttention`. Returns whether the class derives from it."""
+        """Adds the attributes of `nn.CachedAttention`, if the class derives from it."""
         if not (self.own.kind == "attention" and is_cached(self.own)):
             return False
         text = "\n".join(ast.unparse(item) for item in lines)
@@ -196,8 +200,9 @@ class Constructor:
         lines: list[ast.stmt] = []
         for item in body:
             lines += self.translator.guarded(
-                self.own, item, lambda item=item: self.line(item, visitor)
+                self.own, item, functools.partial(self.line, item, visitor)
             )
+            self.assigned |= _assigned([item])
         return lines
 
     def line(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
@@ -226,20 +231,20 @@ class Constructor:
         if isinstance(item, ast.Expr) and "register_buffer(" in text:
             node = item.value
             assert isinstance(node, ast.Call)
-            name = node.args[0]
-            assert isinstance(name, ast.Constant)
-            if self.own.parts.get(str(name.value)) == "nn.Buffer":
-                value = call("nn.Buffer", visitor.visit(node.args[1]))  # type: ignore[arg-type]
-                return [assign(f"self.{name.value}", value)]
-            self.buffer(str(name.value), node.args[1], visitor)
+            assert isinstance(node.args[0], ast.Constant)
+            name = str(node.args[0].value)
+            if self.own.parts.get(name) == "nn.Buffer":
+                buffer = call("nn.Buffer", visitor.visit(node.args[1]))
+                return [assign(f"self.{name}", buffer)]
+            self.buffer(name, node.args[1], visitor)
             return []
         if (
             isinstance(item, ast.Assign)
             and self.own.parts.get(own_attribute(item.targets[0])) == "nn.Buffer"
         ):
             if isinstance(item.value, ast.Call) and item.value.args:
-                value = call("nn.Buffer", visitor.visit(item.value.args[0]))  # type: ignore[arg-type]
-                return [assign(item.targets[0], value)]
+                buffer = call("nn.Buffer", visitor.visit(item.value.args[0]))
+                return [assign(item.targets[0], buffer)]
         if isinstance(item, ast.Assign) and "nn.Buffer(" in text:
             name = own_attribute(item.targets[0])
             if (
@@ -331,7 +336,8 @@ class Constructor:
 
     def branch(self, item: ast.If, visitor: Visitor) -> list[ast.stmt]:
         """Translates a branch. Modules that only some configurations have are data in all."""
-        item.test = visitor.visit(item.test)  # type: ignore[assignment]
+        earlier = set(self.assigned)
+        item.test = visitor.visit(item.test)
         item.body, item.orelse = self.lines(item.body, visitor), self.lines(item.orelse, visitor)
         if not item.body and not item.orelse:
             return []
@@ -350,7 +356,8 @@ class Constructor:
                 if isinstance(line, ast.Assign) and is_none(line.value):
                     if own_attribute(line.targets[0]) in modules:
                         line.value = expression("nnx.data(None)")
-            before += [statement(f"self.{n} = nnx.data(None)") for n in own - other if n in modules]
+            missing = sorted(n for n in own - other if n in modules - earlier)
+            before += [statement(f"self.{name} = nnx.data(None)") for name in missing]
         item.body = item.body or [ast.Pass()]
         return [*before, item]
 
@@ -385,7 +392,7 @@ class Constructor:
             return self.construct(visitor, node, owner)
         normed = weight_norm_call(node)
         if normed is not None:
-            normed.args = [visitor.visit(arg) for arg in normed.args]  # type: ignore[misc]
+            normed.args = [visitor.visit(arg) for arg in normed.args]
             return normed
         default = self.layer_defaults.get(name)
         if default is not None:
@@ -403,25 +410,25 @@ class Constructor:
                 first, second = (
                     self.construct(visitor, copy.deepcopy(node), part) for part in found
                 )
-                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)  # type: ignore[arg-type]
+                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)
         if name == "nn.ModuleList":
             return self.module_list(visitor, node)
         if name == "Conv1D":  # of GPT-2: outputs first
             sizes = [visitor.visit(arg) for arg in node.args[::-1]]
-            return call("nn.Conv1D", *sizes, "init", "rngs")  # type: ignore[arg-type]
+            return call("nn.Conv1D", *sizes, "init", "rngs")
         if name == "LayerNorm" and name in self.translator.file.imported:
             name = "nn.LayerNorm"
         function = _LAYERS.get(name)
         if function is not None:
             arguments = [visitor.visit(arg) for arg in node.args]
-            words = [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords]  # type: ignore[arg-type]
-            return function(ast.Call(node.func, arguments, words))  # type: ignore[arg-type]
+            words = [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords]
+            return function(ast.Call(node.func, arguments, words))
         if name == "nn.activation":
             return node
         if name not in table.RULES and self.translator.file.import_function(name):
             return self.translator.helper_call(self.scope, visitor, node, name)
         if re.fullmatch(r"nn\.[A-Z]\w+", name):
-            return visitor.construct(node)  # type: ignore[attr-defined,no-any-return]
+            return visitor.construct(node)
         return None
 
     def module_list(self, visitor: Visitor, node: ast.Call) -> ast.expr:
@@ -445,14 +452,14 @@ class Constructor:
             }:
                 comprehension.generators[0].target = ast.Name("_", ast.Store())
         scanned = inner is not None and inner in self.translator.scanned
-        return call("nn.Layers" if scanned else "nnx.List", *arguments)  # type: ignore[arg-type]
+        return call("nn.Layers" if scanned else "nnx.List", *arguments)
 
     def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:
         """Builds a submodule that is a class of the file."""
         values = ast.Call(
             node.func,
-            [visitor.visit(arg) for arg in node.args],  # type: ignore[misc]
-            [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords],  # type: ignore[arg-type]
+            [visitor.visit(arg) for arg in node.args],
+            [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords],
         )
         substitute = self.translator.substitute(owner)
         if substitute is not None:

@@ -1,7 +1,7 @@
 """The names of tensors in checkpoint files, where they differ from those of PyTorch's modules.
 
-Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses this
-when it saves one. A port describes the same files with attributes of its model class.
+Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses
+this when it saves one. A port describes the same files with attributes of its model class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lifts whole classes and statements that model files share to their counterparts in `hfseq.nn`.
 
-A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a part
-of the PyTorch model, and returns its translation, or `None` if it does not know the part. A lift
-applies only to forms that it knows exactly. Everything else is translated operator by operator.
+A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a
+part of the PyTorch model, and returns its translation, or `None` if it does not know the part. A
+lift applies only to forms that it knows exactly. Everything else is translated operator by
+operator.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
     def construct(scope: Scope, node: ast.Call) -> ast.expr:
         values = [*node.args, *(word.value for word in node.keywords)]
-        return call("nn.DropPath", *(values[:1] or ["0.0"]))
+        return call("nn.DropPath", values[0] if values else "0.0")
 
     return Substitute(construct, _call_with_keys)
 
@@ -164,8 +165,8 @@ def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
 def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """The rotary embeddings of all types of layers."""
     pattern = (
-        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = self\.(\w+)\(\w+, (?:position_ids=)?(\w+), "
-        r"(?:layer_type=)?\1\)"
+        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = "
+        r"self\.(\w+)\(\w+, (?:position_ids=)?(\w+), (?:layer_type=)?\1\)"
     )
     text = ast.unparse(item)
     if scope.own.forward is None:
@@ -276,7 +277,7 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
     """Replaces updates of the cache by `k, v = extend_cache(k, v)`, before branches are folded."""
 
     class Mark(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        def visit_If(self, node: ast.If) -> ast.If | list[ast.Assign]:
             self.generic_visit(node)
             names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
             if any(_CACHE.match(name) for name in names) and "is not None" in ast.unparse(
@@ -446,7 +447,15 @@ def _rotate_complex(
     return lines
 
 
-_KNOWN_WORDS = {"position_bias", "dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
+_KNOWN_WORDS = {
+    "position_bias",
+    "dropout",
+    "scaling",
+    "softcap",
+    "sliding_window",
+    "attention_mask",
+    "is_causal",
+}
 
 
 def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
@@ -540,7 +549,8 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
     if ast.unparse(item.test) != "position_ids is None" or "torch.arange(" not in text:
         return None
     if item.orelse and not re.fullmatch(
-        r"if position_ids\.ndim == 2:\s+position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
+        r"if position_ids\.ndim == 2:\s+"
+        r"position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
         "\n".join(ast.unparse(line) for line in item.orelse),
     ):
         return None
@@ -559,7 +569,9 @@ def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """The choice between positions of text and of images. Ports of text models get the former."""
     if not isinstance(item, ast.If) or "text_position_ids" not in ast.unparse(item):
         return None
-    if not re.match(r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)):
+    if not re.match(
+        r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)
+    ):
         return None
     return statements("text_position_ids = position_ids")
 
@@ -799,8 +811,8 @@ def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
     if not re.fullmatch(r"(nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name):
         return None
     args = [visitor.visit(arg) for arg in node.args]
-    words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]  # type: ignore[arg-type]
-    return ast.Call(node.func, args, words)  # type: ignore[arg-type]
+    words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]
+    return ast.Call(node.func, args, words)
 
 
 @call_lift
@@ -810,12 +822,12 @@ def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | N
     if re.fullmatch(r"(torch\.)?(nn\.functional|F)\.dropout|torch\.dropout", name):
         x, rate = node.args[0], argument(node, 1, "p") or expression("0.5")
         if isinstance(rate, ast.Constant) and rate.value == 0:
-            return visitor.visit(x)  # type: ignore[return-value]
-        return call("nn.dropout", visitor.visit(x), visitor.visit(rate), "rngs")  # type: ignore[arg-type]
+            return visitor.visit(x)
+        return call("nn.dropout", visitor.visit(x), visitor.visit(rate), "rngs")
     part = scope.own.parts.get(own_attribute(node.func))
     if isinstance(part, str) and re.fullmatch(r"nn\.Dropout\d?d?", part):
         if part == "nn.Dropout":
-            return call(node.func, visitor.visit(node.args[0]), "rngs")  # type: ignore[arg-type]
+            return call(node.func, visitor.visit(node.args[0]), "rngs")
     return None
 
 
@@ -825,7 +837,7 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
     name = own_attribute(node.func)
     part: SourceClass | str | None = scope.own.parts.get(name) if name else None
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
-        return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))  # type: ignore[arg-type]
+        return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))
     if part is None:
         part = nested_part(scope.own, dotted(node.func))
     if part is None:
@@ -842,7 +854,7 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
         words = {word.arg: visitor.visit(word.value) for word in node.keywords if word.arg}
         if not args and words:
             args = list(words.values())
-        return substitute.call(node.func, args, words)  # type: ignore[arg-type]
+        return substitute.call(node.func, args, words)
     return part_call(scope, visitor, node, part)
 
 
@@ -888,9 +900,9 @@ def part_call(
             if is_none(value) and position:
                 continue
             if not words and (position == 0 or position < len(node.args)):
-                args.append(value)  # type: ignore[arg-type]
+                args.append(value)
             else:
-                words.append(ast.keyword(name, value))  # type: ignore[arg-type]
+                words.append(ast.keyword(name, value))
         elif has_rest and scope.own.kind in ("layer", "module", "attention"):
             scope.translator.extra_arguments.setdefault(scope.own.name, []).append(name)
             words.append(ast.keyword(name, expression(name)))
@@ -941,7 +953,7 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
     words: dict[str, ast.expr | str] = {}
     for field, value in fields.items():
         if field not in _DROPPED_FIELDS and not is_none(value):
-            words[field] = visitor.visit(value)  # type: ignore[assignment]
+            words[field] = visitor.visit(value)
     add_collected(scope, words)
     return call(f"out.Flax{target}", **words)
 
@@ -966,9 +978,9 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
     """Helper functions of Transformers that hfseq does not need."""
     name = dotted(node.func)
     if name == "slice_logits_to_keep":
-        return visitor.visit(node.args[0])  # type: ignore[return-value]
+        return visitor.visit(node.args[0])
     if name == "apply_chunking_to_forward":
-        return visitor.visit(ast.Call(node.args[0], node.args[3:], []))  # type: ignore[return-value]
+        return visitor.visit(ast.Call(node.args[0], node.args[3:], []))
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hfseq.cli.port.source import SourceClass
 
@@ -98,9 +98,14 @@ class Scope:
 class Visitor(Protocol):
     """Translates expressions, see `hfseq.cli.port.expressions.Expressions`."""
 
-    def visit(self, node: ast.AST) -> ast.AST: ...
+    def visit(self, node: ast.AST) -> Any:
+        """Translates a statement or an expression."""
 
-    def enter(self, function: ast.FunctionDef) -> None: ...
+    def construct(self, node: ast.Call) -> ast.expr | None:
+        """Translates the constructor of a layer."""
+
+    def enter(self, function: ast.FunctionDef) -> None:
+        """Begins a function."""
 
 
 #: Translates a statement before its expressions are translated. `None` means that the lift does not

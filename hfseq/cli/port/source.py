@@ -106,7 +106,7 @@ class SourceClass:
         }
 
     def keeps_field(self, name: str) -> bool:
-        """Returns whether the attribute `name`, if there is one, is the field of the configuration."""
+        """Returns whether an attribute, if it exists, is the field of the configuration."""
         field = (f"config.{name}", f"self.config.{name}")
         value = self.assigned.get(name, field[0])
         if value != name:
@@ -272,7 +272,9 @@ class SourceFile:
         self.path = transformers_folder() / "models" / folder / f"modeling_{folder}.py"
         if not self.path.is_file():  # several types share a folder, such as data2vec
             own = f"modeling_{model_type.replace('-', '_')}.py"
-            self.path = self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
+            self.path = (
+                self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
+            )
         if not self.path.is_file():
             raise UsageError(
                 f"Transformers has no model file for the model type '{model_type}': "
@@ -283,16 +285,18 @@ class SourceFile:
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
-            raise UsageError(f"{self.path.name} defines no class whose name ends in PreTrainedModel")
+            raise UsageError(
+                f"{self.path.name} defines no class whose name ends in PreTrainedModel"
+            )
         self.task_classes = task_classes(model_type)
         base = self.task_classes.get("Model", "")
-        parents = {node.name: [ast.unparse(base) for base in node.bases] for node in nodes}
-        own = [name for name in abstract if name in parents.get(base, ())]
-        self.prefix = (own or abstract)[0].removesuffix("PreTrainedModel")
+        parents = {node.name: [ast.unparse(part) for part in node.bases] for node in nodes}
+        own_bases: list[str] = [name for name in abstract if name in parents.get(base, [])]
+        self.prefix = (own_bases or abstract)[0].removesuffix("PreTrainedModel")
         self.classes: dict[str, SourceClass] = {}
         for node in nodes:
             self.classes[node.name] = SourceClass(node, self)
-        self.abstract = self.classes[(own or abstract)[0]]
+        self.abstract = self.classes[(own_bases or abstract)[0]]
         self.functions = {
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
         }

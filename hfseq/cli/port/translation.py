@@ -11,11 +11,21 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hfseq.cli.port import table, file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port import (
+    file_names,
+    lift_experts,
+    lift_heads,
+    lift_outputs,
+    lift_vision,
+    lifting,
+    table,
+    writer,
+)
 from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
 from hfseq.cli.port.expressions import Expressions
 from hfseq.cli.port.folding import ABSENT_ARGUMENTS, absent_arguments, fold
@@ -42,6 +52,9 @@ from hfseq.cli.port.syntax import (
 )
 from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
 from hfseq.errors import UsageError, did_you_mean
+
+#: The modules that register lifts.
+LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +319,7 @@ class Translator:
         ActivationTables().visit(function)
         self._rename_reserved(function)
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        constants = absent_arguments(names)
         constants |= {n: None for n in self.file.absent if n in names}
         if not scope.is_model:
             constants["output_attentions"] = True
@@ -340,11 +353,11 @@ class Translator:
         if "position_ids" not in names:
             return lines
         classes = self.file.classes.values()
-        if any(_counts_positions(owner) for owner in classes):
-            offset = ""
-        elif "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
+        if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
             scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
             offset = " + self.pad_token_id + 1"
+        elif any(_counts_positions(owner) for owner in classes):
+            offset = ""
         else:  # the positions of packed documents are not known
             return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
         check = statement(
@@ -487,7 +500,7 @@ class Translator:
         lines: list[ast.stmt] = []
         for item in body:
             lines += self.guarded(
-                scope.own, item, lambda item=item: self._line_of(scope, visitor, item)
+                scope.own, item, functools.partial(self._line_of, scope, visitor, item)
             )
         return lines
 
@@ -592,7 +605,7 @@ class Translator:
         ported = PortedClass(owner, name)
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        constants = absent_arguments(names)
         body = fold(function.body, constants, self.file.tests)
         visitor = self.expressions(
             scope, lambda visitor, node: self._lift_call(scope, visitor, node)
@@ -638,7 +651,7 @@ class Translator:
         owner, read = scope.own, names_read(lines)
         defaults = default_values(source)
         forward = scope.method == "forward"
-        skipped = {*absent_arguments(names), *IMPLICIT_ARGUMENTS}
+        skipped = {*absent_arguments(names), *self.file.absent, *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
         if forward and scope.is_model:
             public = ("attention_mask", "position_ids")
