@@ -283,6 +283,6 @@ def _finish(report: dict[str, Any], as_json: bool, is_complete: bool) -> int:
     elif error := report.get("error"):
         print(f"error: {error}", file=sys.stderr)
     elif is_complete:
-        test = f", as does {report['test']}" if "test" in report else ""
+        test = f"; wrote {report['test']}" if "test" in report else ""
         print(f"{report['file']} agrees with PyTorch{test}")
     return 0 if is_complete else 1

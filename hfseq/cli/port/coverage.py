@@ -442,7 +442,7 @@ def line(result: Result) -> str:
 def counts(results: Sequence[Result]) -> dict[str, int]:
     """Returns the numbers of the table."""
     return {
-        "model types": len(results),
+        "ported": len(results),
         "ported without a marker": sum(r.is_complete for r in results),
         "load as a plugin": sum(r.loads for r in results),
         "base model or main head agrees with PyTorch": sum(r.main_passes for r in results),
@@ -474,8 +474,10 @@ def table(results: Sequence[Result]) -> str:
     """Returns the Markdown of the results."""
     versions = _versions()
     ordered = sorted(results, key=lambda result: result.model_type)
+    total = len(select_types(None, "1/1"))
     lines = [
-        f"Transformers {versions['transformers']}, PyTorch {versions['torch']}.",
+        f"Transformers {versions['transformers']}, PyTorch {versions['torch']}. "
+        f"{len(results)} of {total} model types were ported.",
         "",
         "| Model types | Number |",
         "| --- | --- |",
