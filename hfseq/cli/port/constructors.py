@@ -6,13 +6,12 @@ import ast
 import copy
 import functools
 import re
-from typing import TYPE_CHECKING
 
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
 from hfseq.cli.port.lifting import is_cached, pads_values
-from hfseq.cli.port.scope import PortedClass, Scope, Visitor
+from hfseq.cli.port.scope import PortedClass, Scope, Translator, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
     argument,
@@ -31,9 +30,6 @@ from hfseq.cli.port.syntax import (
     statement,
 )
 from hfseq.cli.port.tidying import tidy_constructor
-
-if TYPE_CHECKING:
-    from hfseq.cli.port.translation import Translator
 
 _SKIPPED = re.compile(
     r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"

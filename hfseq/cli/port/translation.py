@@ -34,6 +34,7 @@ from hfseq.cli.port.scope import (
     CLASS_LIFTS,
     IMPLICIT_ARGUMENTS,
     STATEMENT_LIFTS,
+    Marker,
     PortedClass,
     Scope,
     Substitute,
@@ -55,23 +56,6 @@ from hfseq.errors import UsageError, did_you_mean
 
 #: The modules that register lifts.
 LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
-
-
-@dataclasses.dataclass(frozen=True)
-class Marker:
-    """A statement without a translation.
-
-    Attributes:
-        reason: Why there is none.
-        path: The path of Transformers' file.
-        line: The line of the statement.
-        source: The text of the statement.
-    """
-
-    reason: str
-    path: str
-    line: int
-    source: str
 
 
 @dataclasses.dataclass(frozen=True)

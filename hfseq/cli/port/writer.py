@@ -12,14 +12,10 @@ import symtable
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hfseq.cli.port.lifting import is_cached
-from hfseq.cli.port.scope import PortedClass
+from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
-
-if TYPE_CHECKING:
-    from hfseq.cli.port.translation import Marker, Translator
 
 LINE_LENGTH = 100
 
