@@ -173,12 +173,14 @@ class Constructor:
         if not (self.own.kind == "attention" and is_cached(self.own)):
             return False
         text = "\n".join(ast.unparse(item) for item in lines)
-        found = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
-        if found is None:
-            found = re.search(r"\bconfig\.(num_key_value_heads|num_kv_heads)\b", text)
-        if found is None:
-            found = re.search(r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text)
-        value = found[0] if found else "config.num_attention_heads"
+        matching = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
+        if matching is None:
+            matching = re.search(r"\bconfig\.(num_key_value_heads|num_kv_heads)\b", text)
+        if matching is None:
+            matching = re.search(
+                r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text
+            )
+        value = matching[0] if matching else "config.num_attention_heads"
         if pads_values(self.own):  # keys and values are expanded to all heads
             value = "config.num_attention_heads"
             lines.append(statement("self.head_dim = self.qk_head_dim"))
@@ -217,8 +219,8 @@ class Constructor:
             return self.branch(item, visitor)
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
-            found = self.variables.get(name, [])
-            if len(found) == 2 and isinstance(item.value, ast.IfExp):
+            matching = self.variables.get(name, [])
+            if len(matching) == 2 and isinstance(item.value, ast.IfExp):
                 self.choices[name] = item.value.test
                 return []
         if isinstance(item, ast.For):
@@ -301,9 +303,9 @@ class Constructor:
 
         def add(name: str, value: ast.expr) -> None:
             parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-            found = [classes[dotted(part)] for part in parts if dotted(part) in classes]
-            known = names.setdefault(name, [])
-            known += [part for part in found if part not in known]
+            matching = [classes[dotted(part)] for part in parts if dotted(part) in classes]
+            defaults_by_name = names.setdefault(name, [])
+            defaults_by_name += [part for part in matching if part not in defaults_by_name]
 
         if source is None:
             return {}
@@ -315,7 +317,7 @@ class Constructor:
                 if dotted(node.func) == self.own.name:
                     for name, value in bind(node, parameters(source)).items():
                         add(name, value)
-        return {name: found for name, found in names.items() if found}
+        return {name: matching for name, matching in names.items() if matching}
 
     def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
         """Leaves out a head whose weights are those of the embeddings."""
@@ -337,7 +339,7 @@ class Constructor:
         item.body, item.orelse = self.lines(item.body, visitor), self.lines(item.orelse, visitor)
         if not item.body and not item.orelse:
             return []
-        before: list[ast.stmt] = []
+        preceding_lines: list[ast.stmt] = []
         modules = {
             own_attribute(line.targets[0])
             for line in ast.walk(item)
@@ -353,9 +355,9 @@ class Constructor:
                     if own_attribute(line.targets[0]) in modules:
                         line.value = expression("nnx.data(None)")
             missing = sorted(n for n in own - other if n in modules - earlier)
-            before += [statement(f"self.{name} = nnx.data(None)") for name in missing]
+            preceding_lines += [statement(f"self.{name} = nnx.data(None)") for name in missing]
         item.body = item.body or [ast.Pass()]
-        return [*before, item]
+        return [*preceding_lines, item]
 
     def buffer(self, name: str, value: ast.expr, visitor: Visitor) -> None:
         """Computes a buffer that files do not contain where it is read."""
@@ -398,13 +400,13 @@ class Constructor:
         if method in self.own.methods:
             self.translator.own_method(self.ported, method)
             return None
-        if isinstance(node.func, ast.Name) and (found := self.variables.get(name)):
-            if len(found) == 1:
-                return self.construct(visitor, node, found[0])
-            if name in self.choices and len(found) == 2:
+        if isinstance(node.func, ast.Name) and (matching := self.variables.get(name)):
+            if len(matching) == 1:
+                return self.construct(visitor, node, matching[0])
+            if name in self.choices and len(matching) == 2:
                 choice = self.choices[name]
                 first, second = (
-                    self.construct(visitor, copy.deepcopy(node), part) for part in found
+                    self.construct(visitor, copy.deepcopy(node), part) for part in matching
                 )
                 return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)
         if name == "nn.ModuleList":
@@ -472,7 +474,7 @@ class Constructor:
         if init is None and owner.parent is not None:
             init = owner.parent.methods.get("__init__")
         names = parameters(init) if init is not None else ["config"]
-        given = bind(values, names)
+        arguments_by_name = bind(values, names)
         args: list[ast.expr] = []
         words: list[ast.keyword] = []
         rngs = ported.takes_rngs
@@ -480,12 +482,12 @@ class Constructor:
             if rngs and not words and len(args) == index == ported.rngs_position:
                 args.append(expression("rngs"))
                 rngs = False
-            if name not in given:
+            if name not in arguments_by_name:
                 continue
             if not words and len(args) - (ported.takes_rngs and not rngs) == index:
-                args.append(given[name])
+                args.append(arguments_by_name[name])
             else:
-                words.append(ast.keyword(name, given[name]))
+                words.append(ast.keyword(name, arguments_by_name[name]))
         if rngs and not words and len(args) == ported.rngs_position:
             args.append(expression("rngs"))
         elif rngs:

@@ -86,7 +86,7 @@ _UNKNOWN = object()
 
 
 class Folding(ast.NodeTransformer):
-    """Evaluates what is constant in a sequence of statements.
+    """Evaluates the constant expressions in a sequence of statements.
 
     Args:
         constants: The values of constant variables at the start: `None`, booleans or numbers.
@@ -187,9 +187,9 @@ class Folding(ast.NodeTransformer):
         if refuses and all(isinstance(item, ast.Raise) or _is_skipped(item) for item in node.body):
             # PyTorch refuses these inputs. The model classes of hfseq check their inputs too.
             return self.body(node.orelse)
-        before = dict(self.constants)
+        constants_before = dict(self.constants)
         node.body = self.body(node.body)
-        after_body, self.constants = self.constants, dict(before)
+        after_body, self.constants = self.constants, dict(constants_before)
         node.orelse = self.body(node.orelse)
         after_else = self.constants
         self.constants = {}
@@ -213,9 +213,9 @@ class Folding(ast.NodeTransformer):
         return node
 
     def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
-        before: list[ast.stmt] = []
+        constants_before: list[ast.stmt] = []
         for name in sorted(names_written([node]) & self.constants.keys()):
-            before.append(assign(name, ast.Constant(self.constants.pop(name))))  # type: ignore[arg-type]
+            constants_before.append(assign(name, ast.Constant(self.constants.pop(name))))  # type: ignore[arg-type]
         if isinstance(node, ast.For):
             node.iter = self.visit(node.iter)
         else:
@@ -223,7 +223,7 @@ class Folding(ast.NodeTransformer):
         node.body = self.body(node.body) or [ast.Pass()]
         for name in names_written([node]):
             self.constants.pop(name, None)
-        return [*before, node]
+        return [*constants_before, node]
 
     visit_For = _loop
     visit_While = _loop

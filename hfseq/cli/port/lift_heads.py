@@ -25,7 +25,7 @@ class TiedHead:
     Attributes:
         name: The attribute of the projection.
         embeddings: The expression of the embeddings in the class that owns the projection.
-        has_bias: Whether the projection has a bias of its own.
+        has_bias: Whether the projection has a bias that is not tied.
         bias: The attribute with the bias of the projection, if the class owns it.
     """
 

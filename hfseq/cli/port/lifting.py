@@ -154,8 +154,8 @@ def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
     def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
         positions = words.get("position_ids") or args[1]
         if typed:
-            kind = words.get("layer_type") or args[2]
-            function = ast.Subscript(function, kind, ast.Load())
+            kind_name = words.get("layer_type") or args[2]
+            function = ast.Subscript(function, kind_name, ast.Load())
         return ast.Call(function, [positions], [])
 
     return Substitute(construct, use)
@@ -249,18 +249,22 @@ def remove_layerdrop(function: ast.FunctionDef) -> None:
             return [*(statement(text) for text in checks), node] if checks else node
 
         def visit_If(self, node: ast.If) -> ast.stmt | None:
-            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
-            if found and "self.training" in ast.unparse(node.test) and "rand" in ast.unparse(node):
-                self.rates = [*self.rates, found[0]]
+            matching = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
+            if (
+                matching
+                and "self.training" in ast.unparse(node.test)
+                and "rand" in ast.unparse(node)
+            ):
+                self.rates = [*self.rates, matching[0]]
                 return None
             self.generic_visit(node)
             return node
 
         def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
             text = ast.unparse(node.value)
-            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
-            if found and "self.training" in text:
-                self.rates = [*self.rates, found[0]]
+            matching = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
+            if matching and "self.training" in text:
+                self.rates = [*self.rates, matching[0]]
                 node.value = ast.Constant(False)
             name = dotted(node.targets[0])
             if re.fullmatch(r"torch\.rand\(\[\]\)", text) and "dropout_probability" in name:
@@ -313,8 +317,8 @@ def is_cached(owner: SourceClass) -> bool:
         return False
     constructor = owner.methods.get("__init__")
     text = ast.unparse(constructor) if constructor else ""
-    found = re.search(r"self\.is_causal = ([^\n]+)", text)
-    return found is not None and found[1] != "False"
+    matching = re.search(r"self\.is_causal = ([^\n]+)", text)
+    return matching is not None and matching[1] != "False"
 
 
 def heads_last_variables(body: list[ast.stmt]) -> bool:
@@ -324,17 +328,18 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
     on the order of the two middle axes.
     """
     text = "\n".join(ast.unparse(item) for item in body)
-    before = text.split("attention_interface(self")[0]
-    moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", before)
+    projection_text = text.split("attention_interface(self")[0]
+    moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", projection_text)
     names = {name.strip() for group in moved for name in group.split(",")}
     for name in names:
         if re.search(
-            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(", before
+            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(",
+            projection_text,
         ):
             return False
-        if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", before):
+        if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", projection_text):
             return False
-    return "transpose(2, 3)" not in before and "expand(" not in before
+    return "transpose(2, 3)" not in projection_text and "expand(" not in projection_text
 
 
 class _DropTransposes(ast.NodeTransformer):
@@ -398,7 +403,7 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     node = item.value
     assert isinstance(node, ast.Call)
     count = max(1, len(targets))
-    kind, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
+    kind_name, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
     words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
     if dotted(node.func) == "apply_rotary_pos_emb_interleave":
         # It also reorders the features, in the same way for queries and keys, which has no effect
@@ -413,13 +418,19 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
                 "torch.cat([k1 * cos - k2 * sin, k2 * cos + k1 * sin], dim=-1)",
             )
         )
-        kind = "interleaved" if reorders and kind == "split" and count == 2 else None
-    if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
+        kind_name = "interleaved" if reorders and kind_name == "split" and count == 2 else None
+    if (
+        kind_name is None
+        or angles != ["cos", "sin"]
+        or node.args[count + 2 :]
+        or words
+        or count > 2
+    ):
         scope.report(item, "a rotation in a form that is not known")
         return [item]
     dimension = keyword(node, "unsqueeze_dim")
     heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
-    suffix = ", interleaved=True" if kind == "interleaved" else ""
+    suffix = ", interleaved=True" if kind_name == "interleaved" else ""
     lines: list[ast.stmt] = []
     for target, value in zip(targets or item.targets, node.args[:count], strict=True):
         rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
@@ -640,8 +651,8 @@ def sliding_window(scope: Scope) -> str:
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions that build attention masks."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
-    kind = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
-    if kind is None:
+    kind_name = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
+    if kind_name is None:
         if re.fullmatch(r"create_\w*mask", name) and name in scope.translator.file.imported:
             scope.report(node, f"{name} has no translation")
             return node
@@ -666,11 +677,11 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
         scope.report(node, "a mask for attention that does not use the attention interface")
         return node
-    if "window" not in kind:
+    if "window" not in kind_name:
         # Attention with a cache is causal by itself.
         is_causal = "causal" in name and not _has_cached_attention(scope)
         return call("nn.visible", text, "segment_ids", **({"causal": "True"} if is_causal else {}))
-    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind)
+    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind_name)
     return call("nn.visible", text, "segment_ids", window="self.window")
 
 
@@ -993,9 +1004,9 @@ def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         or "rngs is not None" not in ast.unparse(item.test)
     ):
         return None
-    drawn = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
+    draws_noise = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
     fields = re.findall(r"self\.(\w*(?:noise|jitter)\w*)", ast.unparse(item.test))
-    if not drawn or not fields:
+    if not draws_noise or not fields:
         return None
     item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
     return [item]

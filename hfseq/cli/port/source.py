@@ -137,7 +137,7 @@ class SourceClass:
         self._find_buffers()
         if self.base_layer:
             self.parts[""] = self.base_layer
-        local: dict[str, SourceClass | str] = {}  # what is appended to local lists
+        local: dict[str, SourceClass | str] = {}  # classes that are appended to local lists
         for node in 2 * list(ast.walk(self.methods.get("__init__", ast.Pass()))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "append" and node.args and dotted(node.func.value):
@@ -159,7 +159,10 @@ class SourceClass:
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
     ) -> None:
-        """Notes what is appended to a local list. A list in a list counts as its elements."""
+        """Notes the classes that are appended to a local list.
+
+        A list in a list counts as its elements.
+        """
         is_list = isinstance(value, ast.Call) and dotted(value.func).endswith("ModuleList")
         inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
         part = next(self._classes(value, skip=value if is_list else None), None)
@@ -371,11 +374,11 @@ class SourceFile:
             heads = {"Model": base} | {
                 task: owner for task, owner in heads.items() if owner is not base
             }
-        found = {owner.name for owner in heads.values()}
+        found_classes = {owner.name for owner in heads.values()}
         for name, owner in self.classes.items():  # heads without an Auto class
             suffix = name.removeprefix(self.prefix)
             is_head = suffix.startswith("For") and owner.kind in ("model", "generic")
-            if is_head and name not in found and suffix not in heads and "Model" in heads:
+            if is_head and name not in found_classes and suffix not in heads and "Model" in heads:
                 heads[suffix] = owner
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
 

@@ -221,11 +221,11 @@ def _call_signature(port: PortedClass, line: str) -> str:
     shapes = dict(SHAPES)
     if port.source.kind != "model":
         shapes.pop("attention_mask")
-    known = [name for name in names if name in shapes]
+    shape_names = [name for name in names if name in shapes]
     first = names[1] if len(names) > 1 else ""
-    if not known:
+    if not shape_names:
         return line
-    if known == [first]:
+    if shape_names == [first]:
         commented = f"{line}  # {shapes[first]}"
         if len(commented) <= LINE_LENGTH:
             return commented
@@ -296,9 +296,9 @@ def _model_classes(
         aliases |= keys if isinstance(keys, dict) else {}
     if aliases:
         lines.append(f"    weight_aliases = {aliases!r}")
-    if joined := translator.joined_weights(used):
+    if joined_tensors := translator.joined_weights(used):
         lines.append("    joined_weights = {")
-        for target, (sources, axis) in joined.items():
+        for target, (sources, axis) in joined_tensors.items():
             suffix = f", axis={axis}" if axis else ""
             lines.append(f'        "{target}": JoinedTensor({sources!r}{suffix}),')
         lines.append("    }")
