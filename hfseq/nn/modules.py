@@ -140,9 +140,9 @@ class WeightNormConv(Conv):
 
     def gathered_kernel(self) -> jax.Array:
         """Returns the kernel, `(*kernel_size, in / groups, out)`."""
-        weight = self.parametrizations.weight
-        direction = weight.original1[...].astype(jnp.float32)
-        weight = direction * (weight.original0[...] / self._norm(direction))
+        parameters = self.parametrizations.weight
+        direction = parameters.original1[...].astype(jnp.float32)
+        weight = direction * (parameters.original0[...] / self._norm(direction))
         return weight.transpose(*range(2, weight.ndim), 1, 0)
 
     @property

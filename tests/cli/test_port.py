@@ -124,7 +124,7 @@ def test_statements_without_a_translation_are_listed(monkeypatch, capsys):
         (["lama"], "did you mean 'llama'"),
         (["user/remote-code"], "trust_remote_code"),
         (["llama"], "plugin 'llama' registers it.*--force"),
-        (["data2vec-audio", "--force"], "no model file for the model type .data2vec-audio"),
+        (["layoutxlm", "--force"], "no model file for the model type .layoutxlm"),
         (["arcee", "--heads", "ForCausalML"], "ForCausalLM"),
         (["arcee", "--output", "exists.py"], "'exists.py' already exists.*--force"),
         (["arcee", "--output", "tested.py"], "'test_tested.py' already exists"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.cli import flags
 from hfseq.cli.text import add_json, print_json
-from hfseq.errors import PluginError, UsageError, first_line, import_problem
+from hfseq.errors import PluginError, UsageError, first_line, import_problem, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """hfseq port arcee                   # writes arcee.py and test_arcee.py
 hfseq port arcee --heads Model ForCausalLM --output_file my_arcee.py
-hfseq port reformer                # exits with 1: lists the statements to translate by hand
-hfseq port reformer --only_verify  # compares the edited reformer.py with PyTorch
+hfseq port vit_mae                 # exits with 1: lists the statements to translate by hand
+hfseq port vit_mae --only_verify   # compares the edited vit_mae.py with PyTorch
 hfseq train clm --plugin arcee.py --help"""
 
 #: The newest minor version of Transformers whose model files the translation is tested with.
@@ -267,8 +267,8 @@ def _print_translation(translation: Translation, output: Path) -> None:
         count = len(translation.markers)
         print(f"{count} statement{'s' * (count > 1)} without a translation:")
     for marker in translation.markers:
-        print(f"  {marker.path}:{marker.line}: {marker.reason}")
-        print(f"    {' '.join(marker.source.split())}")
+        print(f"  {Path(marker.path).name}:{marker.line}: {marker.reason}")
+        print(f"    {one_line(marker.source, 200)}")
     if translation.markers:
         print(
             f"Replace each NotTranslated(...) in {output} by code, then run hfseq port "
@@ -283,6 +283,6 @@ def _finish(report: dict[str, Any], as_json: bool, is_complete: bool) -> int:
     elif error := report.get("error"):
         print(f"error: {error}", file=sys.stderr)
     elif is_complete:
-        test = f", as does {report['test']}" if "test" in report else ""
+        test = f"; wrote {report['test']}" if "test" in report else ""
         print(f"{report['file']} agrees with PyTorch{test}")
     return 0 if is_complete else 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
-from typing import TYPE_CHECKING
 
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
 from hfseq.cli.port.lifting import is_cached, pads_values
-from hfseq.cli.port.scope import PortedClass, Scope, Visitor
+from hfseq.cli.port.scope import PortedClass, Scope, Translator, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
     argument,
@@ -23,7 +23,6 @@ from hfseq.cli.port.syntax import (
     dotted,
     expression,
     is_none,
-    keyword,
     names_read,
     own_attribute,
     parameters,
@@ -32,11 +31,8 @@ from hfseq.cli.port.syntax import (
 )
 from hfseq.cli.port.tidying import tidy_constructor
 
-if TYPE_CHECKING:
-    from hfseq.cli.port.translation import Translator
-
 _SKIPPED = re.compile(
-    r"self\.(post_init|config = config|gradient_checkpointing|init_weights|tie_weights|_init\w*|init_\w*)\b"
+    r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
 )
 
@@ -49,12 +45,14 @@ class ActivationTables(ast.NodeTransformer):
     """Replaces lookups in Transformers' table of activations, and `self.config` in constructors."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replaces a lookup in a table."""
         self.generic_visit(node)
         if dotted(node.value) in ("ACT2FN", "ACT2CLS"):
             return call("nn.activation", node.slice)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replaces a call of `get_activation`."""
         self.generic_visit(node)
         if dotted(node.func) == "get_activation":
             return call("nn.activation", node.args[0])
@@ -76,6 +74,8 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
+        #: Attributes that the statements so far assign.
+        self.assigned: set[str] = set()
         #: Layers of PyTorch that are the defaults of arguments.
         self.layer_defaults = (
             {
@@ -169,16 +169,18 @@ class Constructor:
                 lines.append(statement(f"self.{name} = {value}"))
 
     def add_cache(self, lines: list[ast.stmt]) -> bool:
-        """Adds the attributes of `nn.CachedAttention`. Returns whether the class derives from it."""
+        """Adds the attributes of `nn.CachedAttention`, if the class derives from it."""
         if not (self.own.kind == "attention" and is_cached(self.own)):
             return False
         text = "\n".join(ast.unparse(item) for item in lines)
-        found = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
-        if found is None:
-            found = re.search(r"\bconfig\.(num_key_value_heads|num_kv_heads)\b", text)
-        if found is None:
-            found = re.search(r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text)
-        value = found[0] if found else "config.num_attention_heads"
+        matching = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
+        if matching is None:
+            matching = re.search(r"\bconfig\.(num_key_value_heads|num_kv_heads)\b", text)
+        if matching is None:
+            matching = re.search(
+                r"\b(self|config)\.(num_attention_heads|num_heads|n_heads?)\b", text
+            )
+        value = matching[0] if matching else "config.num_attention_heads"
         if pads_values(self.own):  # keys and values are expanded to all heads
             value = "config.num_attention_heads"
             lines.append(statement("self.head_dim = self.qk_head_dim"))
@@ -196,8 +198,9 @@ class Constructor:
         lines: list[ast.stmt] = []
         for item in body:
             lines += self.translator.guarded(
-                self.own, item, lambda item=item: self.line(item, visitor)
+                self.own, item, functools.partial(self.line, item, visitor)
             )
+            self.assigned |= _assigned([item])
         return lines
 
     def line(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
@@ -216,8 +219,8 @@ class Constructor:
             return self.branch(item, visitor)
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
-            found = self.variables.get(name, [])
-            if len(found) == 2 and isinstance(item.value, ast.IfExp):
+            matching = self.variables.get(name, [])
+            if len(matching) == 2 and isinstance(item.value, ast.IfExp):
                 self.choices[name] = item.value.test
                 return []
         if isinstance(item, ast.For):
@@ -226,20 +229,20 @@ class Constructor:
         if isinstance(item, ast.Expr) and "register_buffer(" in text:
             node = item.value
             assert isinstance(node, ast.Call)
-            name = node.args[0]
-            assert isinstance(name, ast.Constant)
-            if self.own.parts.get(str(name.value)) == "nn.Buffer":
-                value = call("nn.Buffer", visitor.visit(node.args[1]))  # type: ignore[arg-type]
-                return [assign(f"self.{name.value}", value)]
-            self.buffer(str(name.value), node.args[1], visitor)
+            assert isinstance(node.args[0], ast.Constant)
+            name = str(node.args[0].value)
+            if self.own.parts.get(name) == "nn.Buffer":
+                buffer = call("nn.Buffer", visitor.visit(node.args[1]))
+                return [assign(f"self.{name}", buffer)]
+            self.buffer(name, node.args[1], visitor)
             return []
         if (
             isinstance(item, ast.Assign)
             and self.own.parts.get(own_attribute(item.targets[0])) == "nn.Buffer"
         ):
             if isinstance(item.value, ast.Call) and item.value.args:
-                value = call("nn.Buffer", visitor.visit(item.value.args[0]))  # type: ignore[arg-type]
-                return [assign(item.targets[0], value)]
+                buffer = call("nn.Buffer", visitor.visit(item.value.args[0]))
+                return [assign(item.targets[0], buffer)]
         if isinstance(item, ast.Assign) and "nn.Buffer(" in text:
             name = own_attribute(item.targets[0])
             if (
@@ -300,9 +303,9 @@ class Constructor:
 
         def add(name: str, value: ast.expr) -> None:
             parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-            found = [classes[dotted(part)] for part in parts if dotted(part) in classes]
-            known = names.setdefault(name, [])
-            known += [part for part in found if part not in known]
+            matching = [classes[dotted(part)] for part in parts if dotted(part) in classes]
+            defaults_by_name = names.setdefault(name, [])
+            defaults_by_name += [part for part in matching if part not in defaults_by_name]
 
         if source is None:
             return {}
@@ -314,7 +317,7 @@ class Constructor:
                 if dotted(node.func) == self.own.name:
                     for name, value in bind(node, parameters(source)).items():
                         add(name, value)
-        return {name: found for name, found in names.items() if found}
+        return {name: matching for name, matching in names.items() if matching}
 
     def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
         """Leaves out a head whose weights are those of the embeddings."""
@@ -331,11 +334,12 @@ class Constructor:
 
     def branch(self, item: ast.If, visitor: Visitor) -> list[ast.stmt]:
         """Translates a branch. Modules that only some configurations have are data in all."""
-        item.test = visitor.visit(item.test)  # type: ignore[assignment]
+        earlier = set(self.assigned)
+        item.test = visitor.visit(item.test)
         item.body, item.orelse = self.lines(item.body, visitor), self.lines(item.orelse, visitor)
         if not item.body and not item.orelse:
             return []
-        before: list[ast.stmt] = []
+        preceding_lines: list[ast.stmt] = []
         modules = {
             own_attribute(line.targets[0])
             for line in ast.walk(item)
@@ -350,9 +354,10 @@ class Constructor:
                 if isinstance(line, ast.Assign) and is_none(line.value):
                     if own_attribute(line.targets[0]) in modules:
                         line.value = expression("nnx.data(None)")
-            before += [statement(f"self.{n} = nnx.data(None)") for n in own - other if n in modules]
+            missing = sorted(n for n in own - other if n in modules - earlier)
+            preceding_lines += [statement(f"self.{name} = nnx.data(None)") for name in missing]
         item.body = item.body or [ast.Pass()]
-        return [*before, item]
+        return [*preceding_lines, item]
 
     def buffer(self, name: str, value: ast.expr, visitor: Visitor) -> None:
         """Computes a buffer that files do not contain where it is read."""
@@ -385,7 +390,7 @@ class Constructor:
             return self.construct(visitor, node, owner)
         normed = weight_norm_call(node)
         if normed is not None:
-            normed.args = [visitor.visit(arg) for arg in normed.args]  # type: ignore[misc]
+            normed.args = [visitor.visit(arg) for arg in normed.args]
             return normed
         default = self.layer_defaults.get(name)
         if default is not None:
@@ -395,33 +400,33 @@ class Constructor:
         if method in self.own.methods:
             self.translator.own_method(self.ported, method)
             return None
-        if isinstance(node.func, ast.Name) and (found := self.variables.get(name)):
-            if len(found) == 1:
-                return self.construct(visitor, node, found[0])
-            if name in self.choices and len(found) == 2:
+        if isinstance(node.func, ast.Name) and (matching := self.variables.get(name)):
+            if len(matching) == 1:
+                return self.construct(visitor, node, matching[0])
+            if name in self.choices and len(matching) == 2:
                 choice = self.choices[name]
                 first, second = (
-                    self.construct(visitor, copy.deepcopy(node), part) for part in found
+                    self.construct(visitor, copy.deepcopy(node), part) for part in matching
                 )
-                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)  # type: ignore[arg-type]
+                return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)
         if name == "nn.ModuleList":
             return self.module_list(visitor, node)
         if name == "Conv1D":  # of GPT-2: outputs first
             sizes = [visitor.visit(arg) for arg in node.args[::-1]]
-            return call("nn.Conv1D", *sizes, "init", "rngs")  # type: ignore[arg-type]
+            return call("nn.Conv1D", *sizes, "init", "rngs")
         if name == "LayerNorm" and name in self.translator.file.imported:
             name = "nn.LayerNorm"
         function = _LAYERS.get(name)
         if function is not None:
             arguments = [visitor.visit(arg) for arg in node.args]
-            words = [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords]  # type: ignore[arg-type]
-            return function(ast.Call(node.func, arguments, words))  # type: ignore[arg-type]
+            words = [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords]
+            return function(ast.Call(node.func, arguments, words))
         if name == "nn.activation":
             return node
         if name not in table.RULES and self.translator.file.import_function(name):
             return self.translator.helper_call(self.scope, visitor, node, name)
         if re.fullmatch(r"nn\.[A-Z]\w+", name):
-            return visitor.construct(node)  # type: ignore[attr-defined,no-any-return]
+            return visitor.construct(node)
         return None
 
     def module_list(self, visitor: Visitor, node: ast.Call) -> ast.expr:
@@ -445,14 +450,14 @@ class Constructor:
             }:
                 comprehension.generators[0].target = ast.Name("_", ast.Store())
         scanned = inner is not None and inner in self.translator.scanned
-        return call("nn.Layers" if scanned else "nnx.List", *arguments)  # type: ignore[arg-type]
+        return call("nn.Layers" if scanned else "nnx.List", *arguments)
 
     def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:
         """Builds a submodule that is a class of the file."""
         values = ast.Call(
             node.func,
-            [visitor.visit(arg) for arg in node.args],  # type: ignore[misc]
-            [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords],  # type: ignore[arg-type]
+            [visitor.visit(arg) for arg in node.args],
+            [ast.keyword(w.arg, visitor.visit(w.value)) for w in node.keywords],
         )
         substitute = self.translator.substitute(owner)
         if substitute is not None:
@@ -469,7 +474,7 @@ class Constructor:
         if init is None and owner.parent is not None:
             init = owner.parent.methods.get("__init__")
         names = parameters(init) if init is not None else ["config"]
-        given = bind(values, names)
+        arguments_by_name = bind(values, names)
         args: list[ast.expr] = []
         words: list[ast.keyword] = []
         rngs = ported.takes_rngs
@@ -477,12 +482,12 @@ class Constructor:
             if rngs and not words and len(args) == index == ported.rngs_position:
                 args.append(expression("rngs"))
                 rngs = False
-            if name not in given:
+            if name not in arguments_by_name:
                 continue
             if not words and len(args) - (ported.takes_rngs and not rngs) == index:
-                args.append(given[name])
+                args.append(arguments_by_name[name])
             else:
-                words.append(ast.keyword(name, given[name]))
+                words.append(ast.keyword(name, arguments_by_name[name]))
         if rngs and not words and len(args) == ported.rngs_position:
             args.append(expression("rngs"))
         elif rngs:

@@ -76,7 +76,7 @@ class Expressions(ast.NodeTransformer):
     """Replaces PyTorch's functions, methods, data types and writes by their counterparts in JAX.
 
     Args:
-        parts: What the attributes of `self` are: the name of a layer of PyTorch such as
+        parts: The kinds of the attributes of `self`: the name of a layer of PyTorch such as
             "nn.Linear", "nn.Parameter", or another description of a submodule.
         lift: Called first for each call. Returns its finished translation, or `None`.
         report: Called with an expression that has no translation, and the reason.
@@ -237,13 +237,13 @@ class Expressions(ast.NodeTransformer):
             return expression(table.DTYPES[last])
         if name in table.CONSTANTS:
             return expression(table.CONSTANTS[name])
-        own = own_attribute(node)
-        if own and self.parts.get(own) in _ARRAYS and isinstance(node.ctx, ast.Load):
+        attribute = own_attribute(node)
+        if attribute and self.parts.get(attribute) in _ARRAYS and isinstance(node.ctx, ast.Load):
             return _read(node)
         base = self.parts.get("")  # the layer of PyTorch that the class derives from
-        if isinstance(base, str) and own == "weight" and base in _WEIGHTS:
+        if isinstance(base, str) and attribute == "weight" and base in _WEIGHTS:
             return expression(f"self.{_WEIGHTS[base]}")
-        if isinstance(base, str) and own == "bias":
+        if isinstance(base, str) and attribute == "bias":
             return expression("self.bias[...]")
         part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
@@ -260,9 +260,9 @@ class Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def part_of(self, node: ast.AST) -> object:
-        """Returns what a submodule such as `self.embeddings.projection` is, or `None`."""
-        if own := own_attribute(node):
-            return self.parts.get(own)
+        """Returns the kind of a submodule such as `self.embeddings.projection`, or `None`."""
+        if attribute := own_attribute(node):
+            return self.parts.get(attribute)
         if isinstance(node, ast.Attribute):
             return getattr(self.part_of(node.value), "parts", {}).get(node.attr)
         return None
@@ -331,10 +331,10 @@ class Expressions(ast.NodeTransformer):
             node.value = value = value.args[1] if len(value.args) > 1 else ast.Constant(None)
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = zip(target.elts, value.elts, strict=True)
-            kept = [(a, b) for a, b in pairs if not dotted(b).endswith(".device")]
-            if len(kept) == 1:
-                return self.visit(assign(*kept[0]))
-            target.elts, value.elts = [a for a, _ in kept], [b for _, b in kept]
+            pairs_left = [(a, b) for a, b in pairs if not dotted(b).endswith(".device")]
+            if len(pairs_left) == 1:
+                return self.visit(assign(*pairs_left[0]))
+            target.elts, value.elts = [a for a, _ in pairs_left], [b for _, b in pairs_left]
         if ast.unparse(target) in ("kwargs['output_hidden_states']", "kwargs['output_attentions']"):
             return assign(ast.unparse(target)[8:-2], self.visit(value))
         is_container = (
@@ -437,18 +437,18 @@ class Expressions(ast.NodeTransformer):
             dotted(item.context_expr.func if isinstance(item.context_expr, ast.Call) else None)
             for item in node.items
         ]
-        known = {"torch.no_grad", "torch.inference_mode"}
+        gradients = {"torch.no_grad", "torch.inference_mode"}
         casts = {
             "torch.autocast",
             "maybe_autocast",
             "torch.amp.autocast",
             "torch.cuda.amp.autocast",
         }
-        if not set(names) <= known | casts:
+        if not set(names) <= gradients | casts:
             self.report(node, f"the context {ast.unparse(node.items[0].context_expr)}")
             return node
         body = self.statements(node.body)
-        if known & set(names):
+        if gradients & set(names):
             for inner in (inner for stmt in body for inner in ast.walk(stmt)):
                 if isinstance(inner, ast.Assign):
                     inner.value = call("jax.lax.stop_gradient", inner.value)
@@ -471,7 +471,7 @@ class Expressions(ast.NodeTransformer):
     ) -> ast.stmt:
         owner = target.value
         if not isinstance(owner, ast.Name):
-            self.report(node, "a write into a part of an array that has no name of its own")
+            self.report(node, "a write into a part of an array without a name")
             return node
         if reason := self.writes.unsafe(node, owner.id):
             self.report(node, reason)
@@ -482,8 +482,8 @@ class Expressions(ast.NodeTransformer):
                 # The index may be an array of truth values.
                 result = call("F.put", read, index, value)
                 return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
-        place = ast.Subscript(ast.Attribute(read, "at", ast.Load()), index, ast.Load())
-        result = ast.Call(ast.Attribute(place, method, ast.Load()), [value], [])
+        position = ast.Subscript(ast.Attribute(read, "at", ast.Load()), index, ast.Load())
+        result = ast.Call(ast.Attribute(position, method, ast.Load()), [value], [])
         return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
 
     def _in_place_call(self, node: ast.AST) -> ast.Attribute | None:
@@ -494,8 +494,8 @@ class Expressions(ast.NodeTransformer):
         if not method.endswith("_") or method.startswith("_") or method in table.RANDOM:
             return None
         is_variable = isinstance(owner, ast.Name | ast.Subscript) or bool(own_attribute(owner))
-        known = f"Tensor.{method[:-1]}" in table.RULES or method == "copy_"
-        return node.func if is_variable and known else None
+        is_listed = f"Tensor.{method[:-1]}" in table.RULES or method == "copy_"
+        return node.func if is_variable and is_listed else None
 
 
 class Writes:
@@ -646,18 +646,18 @@ def _bind(
     """Returns the arguments by the rule's names, and those of a variadic parameter."""
     values: dict[str, ast.expr] = {}
     variadic: dict[str, list[ast.expr]] = {}
-    rest = list(arguments)
+    remaining = list(arguments)
     params = table.parameters(rule)
     for parameter in params:
         if parameter.is_variadic:
-            if rest:
-                variadic[parameter.name], rest = rest, []
-        elif rest:
-            if isinstance(rest[0], ast.Starred):
+            if remaining:
+                variadic[parameter.name], remaining = remaining, []
+        elif remaining:
+            if isinstance(remaining[0], ast.Starred):
                 raise ValueError("a starred argument has no translation")
-            values[parameter.name] = rest.pop(0)
-    if rest:
-        raise ValueError(f"unexpected argument {ast.unparse(rest[0])}")
+            values[parameter.name] = remaining.pop(0)
+    if remaining:
+        raise ValueError(f"unexpected argument {ast.unparse(remaining[0])}")
     names = {parameter.name for parameter in params}
     for keyword in keywords:
         name = keyword.arg
@@ -673,8 +673,8 @@ def _bind(
             raise ValueError(f"no translation for the argument {name}")
         values[name] = keyword.value
     for name, items in variadic.items():
-        one = items[0] if len(items) == 1 and not isinstance(items[0], ast.Starred) else None
-        values[name] = one or ast.Tuple(items, ast.Load())
+        single = items[0] if len(items) == 1 and not isinstance(items[0], ast.Starred) else None
+        values[name] = single or ast.Tuple(items, ast.Load())
     for parameter in params:
         if parameter.default is None and not parameter.is_variadic and parameter.name not in values:
             raise ValueError(f"the argument {parameter.name} is missing")

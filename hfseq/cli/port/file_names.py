@@ -1,7 +1,7 @@
 """The names of tensors in checkpoint files, where they differ from those of PyTorch's modules.
 
-Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses this
-when it saves one. A port describes the same files with attributes of its model class.
+Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses
+this when it saves one. A port describes the same files with attributes of its model class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def joined_weights(
         For each joined parameter, the names of the tensors in files and the axis along which
         several of them are joined.
     """
-    joined = {}
+    joined_tensors = {}
     for transform in _transforms(model_type, class_name):
         kinds = [type(item).__name__ for item in getattr(transform, "operations", ())]
         if kinds not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
@@ -50,8 +50,8 @@ def joined_weights(
         names = tuple(name for name in map(_plain, sources) if name is not None)
         axis = transform.operations[-1].dim - 1 if len(kinds) == 2 else 0
         if len(names) == len(sources):
-            joined[target] = (names, axis)
-    return joined
+            joined_tensors[target] = (names, axis)
+    return joined_tensors
 
 
 def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, str]:

@@ -85,18 +85,8 @@ _SKIPPED_CALLS = (
 _UNKNOWN = object()
 
 
-def absent_arguments(names: Sequence[str]) -> set[str]:
-    """Returns the arguments of a function that hfseq does not pass.
-
-    Some encoders have no token IDs, and get their hidden states as `inputs_embeds`.
-    """
-    absent = set(ABSENT_ARGUMENTS) & set(names)
-    return absent - {"inputs_embeds"} if "input_ids" not in names else absent
-
-
-
 class Folding(ast.NodeTransformer):
-    """Evaluates what is constant in a sequence of statements.
+    """Evaluates the constant expressions in a sequence of statements.
 
     Args:
         constants: The values of constant variables at the start: `None`, booleans or numbers.
@@ -174,6 +164,7 @@ class Folding(ast.NodeTransformer):
     # Statements.
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Removes docstrings, messages and checks."""
         value = node.value
         if isinstance(value, ast.Constant):
             return None
@@ -183,9 +174,11 @@ class Folding(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> None:
+        """Removes an assertion."""
         return None
 
     def visit_If(self, node: ast.If) -> list[ast.stmt] | ast.If:
+        """Keeps the branch that a constant test selects."""
         node.test = self.visit(node.test)
         truth = self.truth(node.test)
         if truth is not None:
@@ -194,9 +187,9 @@ class Folding(ast.NodeTransformer):
         if refuses and all(isinstance(item, ast.Raise) or _is_skipped(item) for item in node.body):
             # PyTorch refuses these inputs. The model classes of hfseq check their inputs too.
             return self.body(node.orelse)
-        before = dict(self.constants)
+        constants_before = dict(self.constants)
         node.body = self.body(node.body)
-        after_body, self.constants = self.constants, dict(before)
+        after_body, self.constants = self.constants, dict(constants_before)
         node.orelse = self.body(node.orelse)
         after_else = self.constants
         self.constants = {}
@@ -220,9 +213,9 @@ class Folding(ast.NodeTransformer):
         return node
 
     def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
-        before: list[ast.stmt] = []
+        constants_before: list[ast.stmt] = []
         for name in sorted(names_written([node]) & self.constants.keys()):
-            before.append(assign(name, ast.Constant(self.constants.pop(name))))  # type: ignore[arg-type]
+            constants_before.append(assign(name, ast.Constant(self.constants.pop(name))))  # type: ignore[arg-type]
         if isinstance(node, ast.For):
             node.iter = self.visit(node.iter)
         else:
@@ -230,12 +223,13 @@ class Folding(ast.NodeTransformer):
         node.body = self.body(node.body) or [ast.Pass()]
         for name in names_written([node]):
             self.constants.pop(name, None)
-        return [*before, node]
+        return [*constants_before, node]
 
     visit_For = _loop
     visit_While = _loop
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
+        """Removes contexts without a meaning in JAX."""
         text = " ".join(ast.unparse(item) for item in node.items)
         if re.search(r"autocast|no_grad|maybe_autocast|set_grad_enabled|is_deepspeed", text):
             return self.body(node.body)
@@ -243,6 +237,7 @@ class Folding(ast.NodeTransformer):
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
+        """Remembers a constant variable, and removes its assignment."""
         node.value = self.visit(node.value)
         target = node.targets[0]
         if isinstance(target, ast.Name) and len(node.targets) == 1:
@@ -260,9 +255,11 @@ class Folding(ast.NodeTransformer):
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
+        """Removes the annotation of a variable."""
         return self.visit_Assign(assign(node.target, node.value)) if node.value else None
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AugAssign | ast.Assign:
+        """Writes out an update of a constant variable."""
         node.value = self.visit(node.value)
         name = dotted(node.target)
         if name in self.constants:
@@ -271,16 +268,19 @@ class Folding(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Leaves nested functions unchanged."""
         return node
 
     # Expressions.
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """Keeps the value that a constant test selects."""
         self.generic_visit(node)
         truth = self.truth(node.test)
         return node if truth is None else node.body if truth else node.orelse
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Removes constant operands."""
         self.generic_visit(node)
         neutral = isinstance(node.op, ast.And)
         values: list[ast.expr] = []
@@ -297,25 +297,30 @@ class Folding(ast.NodeTransformer):
         return values[0] if len(values) == 1 else node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replaces a constant variable by its value."""
         if isinstance(node.ctx, ast.Load) and node.id in self.constants:
             return ast.Constant(self.constants[node.id])  # type: ignore[arg-type]
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Replaces a constant option by its value."""
         truth = self._text_truth(node) if isinstance(node.ctx, ast.Load) else None
         return self.generic_visit(node) if truth is None else ast.Constant(truth)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Evaluates a comparison."""
         self.generic_visit(node)
         truth = self.truth(node)
         return node if truth is None else ast.Constant(truth)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Evaluates a call with a constant result."""
         self.generic_visit(node)
         truth = self._text_truth(node)
         return node if truth is None else ast.Constant(truth)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Removes the addition of 0."""
         self.generic_visit(node)
         if isinstance(node.op, ast.Add):
             for side, other in ((node.left, node.right), (node.right, node.left)):
@@ -323,11 +328,8 @@ class Folding(ast.NodeTransformer):
                     return other
         return node
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        return node
-
     def visit_Slice(self, node: ast.Slice) -> ast.AST:
+        """Removes a lower bound of 0."""
         self.generic_visit(node)
         if isinstance(node.lower, ast.Constant) and node.lower.value == 0:
             node.lower = None
@@ -337,13 +339,15 @@ class Folding(ast.NodeTransformer):
 def absent_arguments(names: Sequence[str]) -> dict[str, object]:
     """Returns the values of the parameters of a function that hfseq does not pass.
 
-    The embeddings of the inputs are the first parameter of some encoders, which get no IDs.
+    Some encoders have no token IDs, and get their hidden states as `inputs_embeds`.
+
+    Args:
+        names: The names of the parameters.
     """
-    return {
-        name: ABSENT_ARGUMENTS[name]
-        for name in names
-        if name in ABSENT_ARGUMENTS and not (name == "inputs_embeds" and names[0] == name)
-    }
+    absent = {name: ABSENT_ARGUMENTS[name] for name in names if name in ABSENT_ARGUMENTS}
+    if "input_ids" not in names:
+        absent.pop("inputs_embeds", None)
+    return absent
 
 
 def fold(

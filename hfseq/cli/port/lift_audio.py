@@ -18,8 +18,8 @@ def lift_random_masks(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         return None
     if any("_compute_mask_indices(" in ast.unparse(line) for line in item.body):
         return item.orelse
-    rest = [new for line in item.orelse for new in lift_random_masks(scope, line) or ()]
-    item.orelse = rest
+    others = [new for line in item.orelse for new in lift_random_masks(scope, line) or ()]
+    item.orelse = others
     return [item]
 
 

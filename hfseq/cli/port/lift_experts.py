@@ -84,7 +84,7 @@ class ExpertLoop:
         function = statement(f"def apply_experts({self.rows}, rows): pass")
         assert isinstance(function, ast.FunctionDef)
         function.body = return_directly(body)
-        before = [
+        kernel_lines = [
             statement(
                 f"{name} = self.{name}{'.swapaxes(1, 2)' if transposed else ''}"
                 f".astype({inputs}.dtype)"
@@ -95,7 +95,11 @@ class ExpertLoop:
         number = count[0] if count else f"self.{next(iter(self.kernels))}.shape[0]"
         mixed = call("nn.mix_experts", inputs, choices, weights, number, "apply_experts")
         target = _returned(self.scope.own.forward)
-        return [*before, function, ast.Assign([ast.Name(target, ast.Store())], mixed, lineno=0)]
+        return [
+            *kernel_lines,
+            function,
+            ast.Assign([ast.Name(target, ast.Store())], mixed, lineno=0),
+        ]
 
     def _inputs(self) -> tuple[str, str, str]:
         """Returns the names of the hidden states, the numbers of the experts and their weights."""

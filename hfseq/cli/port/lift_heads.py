@@ -25,7 +25,7 @@ class TiedHead:
     Attributes:
         name: The attribute of the projection.
         embeddings: The expression of the embeddings in the class that owns the projection.
-        has_bias: Whether the projection has a bias of its own.
+        has_bias: Whether the projection has a bias that is not tied.
         bias: The attribute with the bias of the projection, if the class owns it.
     """
 
@@ -40,7 +40,9 @@ def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
     heads: dict[str, dict[str, TiedHead]] = {}
     for owner in file.classes.values():
         keys = owner.literal("_tied_weights_keys", {})
-        for source, target in keys.items() if isinstance(keys, dict) else ():
+        if not isinstance(keys, dict):
+            continue
+        for source, target in keys.items():
             *path, name, leaf = source.split(".")
             holder: SourceClass | str | None = owner
             for part in path:
@@ -89,8 +91,8 @@ def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr
     else:
         function = f"self.{name} or {attend}"
     if scope.is_model:
-        return call("nn.vocabulary_logits", function, x)  # type: ignore[arg-type]
-    logits = ast.Call(expression(function), [x], [])  # type: ignore[list-item]
+        return call("nn.vocabulary_logits", function, x)
+    logits = ast.Call(expression(function), [x], [])
     return call("nn.add_bias", logits, f"self.{head.bias}[...]") if head.bias else logits
 
 

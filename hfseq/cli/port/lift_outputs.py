@@ -68,7 +68,7 @@ def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr 
             return node
     for field, value in bind(node, fields).items():
         if field not in _DROPPED_FIELDS and not is_none(value):
-            values[field] = visitor.visit(value)  # type: ignore[assignment]
+            values[field] = visitor.visit(value)
     if any(word.arg is None for word in node.keywords):
         base = scope.outputs
         for field in fields:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-
 from hfseq.cli.port.scope import Substitute, class_lift
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import call, expression
@@ -21,7 +20,7 @@ def lift_inline_drop_path(translator: object, owner: SourceClass) -> Substitute 
 
     def construct(scope: object, node: ast.Call) -> ast.expr:
         values = [*node.args, *(word.value for word in node.keywords)]
-        return call("nn.DropPath", *(values[:1] or ["0.0"]))
+        return call("nn.DropPath", values[0] if values else "0.0")
 
     def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
         return ast.Call(function, [*args[:1], expression("rngs")], [])

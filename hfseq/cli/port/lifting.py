@@ -1,8 +1,9 @@
 """Lifts whole classes and statements that model files share to their counterparts in `hfseq.nn`.
 
-A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a part
-of the PyTorch model, and returns its translation, or `None` if it does not know the part. A lift
-applies only to forms that it knows exactly. Everything else is translated operator by operator.
+A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a
+part of the PyTorch model, and returns its translation, or `None` if it does not know the part. A
+lift applies only to forms that it knows exactly. Everything else is translated operator by
+operator.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
     def construct(scope: Scope, node: ast.Call) -> ast.expr:
         values = [*node.args, *(word.value for word in node.keywords)]
-        return call("nn.DropPath", *(values[:1] or ["0.0"]))
+        return call("nn.DropPath", values[0] if values else "0.0")
 
     return Substitute(construct, _call_with_keys)
 
@@ -153,8 +154,8 @@ def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
     def use(function: ast.expr, args: list[ast.expr], words: dict[str, ast.expr]) -> ast.expr:
         positions = words.get("position_ids") or args[1]
         if typed:
-            kind = words.get("layer_type") or args[2]
-            function = ast.Subscript(function, kind, ast.Load())
+            kind_name = words.get("layer_type") or args[2]
+            function = ast.Subscript(function, kind_name, ast.Load())
         return ast.Call(function, [positions], [])
 
     return Substitute(construct, use)
@@ -164,8 +165,8 @@ def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
 def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """The rotary embeddings of all types of layers."""
     pattern = (
-        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = self\.(\w+)\(\w+, (?:position_ids=)?(\w+), "
-        r"(?:layer_type=)?\1\)"
+        r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = "
+        r"self\.(\w+)\(\w+, (?:position_ids=)?(\w+), (?:layer_type=)?\1\)"
     )
     text = ast.unparse(item)
     if scope.own.forward is None:
@@ -248,18 +249,22 @@ def remove_layerdrop(function: ast.FunctionDef) -> None:
             return [*(statement(text) for text in checks), node] if checks else node
 
         def visit_If(self, node: ast.If) -> ast.stmt | None:
-            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
-            if found and "self.training" in ast.unparse(node.test) and "rand" in ast.unparse(node):
-                self.rates = [*self.rates, found[0]]
+            matching = re.search(r"self(\.config)?\.\w*layer_?drop\w*", ast.unparse(node))
+            if (
+                matching
+                and "self.training" in ast.unparse(node.test)
+                and "rand" in ast.unparse(node)
+            ):
+                self.rates = [*self.rates, matching[0]]
                 return None
             self.generic_visit(node)
             return node
 
         def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
             text = ast.unparse(node.value)
-            found = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
-            if found and "self.training" in text:
-                self.rates = [*self.rates, found[0]]
+            matching = re.search(r"self(\.config)?\.\w*layer_?drop\w*", text)
+            if matching and "self.training" in text:
+                self.rates = [*self.rates, matching[0]]
                 node.value = ast.Constant(False)
             name = dotted(node.targets[0])
             if re.fullmatch(r"torch\.rand\(\[\]\)", text) and "dropout_probability" in name:
@@ -276,7 +281,7 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
     """Replaces updates of the cache by `k, v = extend_cache(k, v)`, before branches are folded."""
 
     class Mark(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        def visit_If(self, node: ast.If) -> ast.If | list[ast.Assign]:
             self.generic_visit(node)
             names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
             if any(_CACHE.match(name) for name in names) and "is not None" in ast.unparse(
@@ -312,8 +317,8 @@ def is_cached(owner: SourceClass) -> bool:
         return False
     constructor = owner.methods.get("__init__")
     text = ast.unparse(constructor) if constructor else ""
-    found = re.search(r"self\.is_causal = ([^\n]+)", text)
-    return found is not None and found[1] != "False"
+    matching = re.search(r"self\.is_causal = ([^\n]+)", text)
+    return matching is not None and matching[1] != "False"
 
 
 def heads_last_variables(body: list[ast.stmt]) -> bool:
@@ -323,17 +328,18 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
     on the order of the two middle axes.
     """
     text = "\n".join(ast.unparse(item) for item in body)
-    before = text.split("attention_interface(self")[0]
-    moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", before)
+    projection_text = text.split("attention_interface(self")[0]
+    moved = re.findall(r"(\w+(?:, \w+)*) = .*\.transpose\(1, 2\)", projection_text)
     names = {name.strip() for group in moved for name in group.split(",")}
     for name in names:
         if re.search(
-            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(", before
+            rf"\b{name}\.shape\[(1|2|-2|-3|:)|\b{name}\.(size|expand|view|reshape)\(",
+            projection_text,
         ):
             return False
-        if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", before):
+        if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", projection_text):
             return False
-    return "transpose(2, 3)" not in before and "expand(" not in before
+    return "transpose(2, 3)" not in projection_text and "expand(" not in projection_text
 
 
 class _DropTransposes(ast.NodeTransformer):
@@ -397,7 +403,7 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     node = item.value
     assert isinstance(node, ast.Call)
     count = max(1, len(targets))
-    kind, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
+    kind_name, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
     words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
     if dotted(node.func) == "apply_rotary_pos_emb_interleave":
         # It also reorders the features, in the same way for queries and keys, which has no effect
@@ -412,13 +418,19 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
                 "torch.cat([k1 * cos - k2 * sin, k2 * cos + k1 * sin], dim=-1)",
             )
         )
-        kind = "interleaved" if reorders and kind == "split" and count == 2 else None
-    if kind is None or angles != ["cos", "sin"] or node.args[count + 2 :] or words or count > 2:
+        kind_name = "interleaved" if reorders and kind_name == "split" and count == 2 else None
+    if (
+        kind_name is None
+        or angles != ["cos", "sin"]
+        or node.args[count + 2 :]
+        or words
+        or count > 2
+    ):
         scope.report(item, "a rotation in a form that is not known")
         return [item]
     dimension = keyword(node, "unsqueeze_dim")
     heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
-    suffix = ", interleaved=True" if kind == "interleaved" else ""
+    suffix = ", interleaved=True" if kind_name == "interleaved" else ""
     lines: list[ast.stmt] = []
     for target, value in zip(targets or item.targets, node.args[:count], strict=True):
         rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
@@ -446,7 +458,15 @@ def _rotate_complex(
     return lines
 
 
-_KNOWN_WORDS = {"position_bias", "dropout", "scaling", "softcap", "sliding_window", "attention_mask", "is_causal"}
+_KNOWN_WORDS = {
+    "position_bias",
+    "dropout",
+    "scaling",
+    "softcap",
+    "sliding_window",
+    "attention_mask",
+    "is_causal",
+}
 
 
 def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
@@ -540,7 +560,8 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
     if ast.unparse(item.test) != "position_ids is None" or "torch.arange(" not in text:
         return None
     if item.orelse and not re.fullmatch(
-        r"if position_ids\.ndim == 2:\s+position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
+        r"if position_ids\.ndim == 2:\s+"
+        r"position_ids = position_ids\[None, \.\.\.\]\.expand\([^\n]*\)",
         "\n".join(ast.unparse(line) for line in item.orelse),
     ):
         return None
@@ -559,7 +580,9 @@ def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """The choice between positions of text and of images. Ports of text models get the former."""
     if not isinstance(item, ast.If) or "text_position_ids" not in ast.unparse(item):
         return None
-    if not re.match(r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)):
+    if not re.match(
+        r"position_ids\.ndim == 3 and position_ids\.shape\[0\] == 4", ast.unparse(item.test)
+    ):
         return None
     return statements("text_position_ids = position_ids")
 
@@ -628,8 +651,8 @@ def sliding_window(scope: Scope) -> str:
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions that build attention masks."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
-    kind = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
-    if kind is None:
+    kind_name = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
+    if kind_name is None:
         if re.fullmatch(r"create_\w*mask", name) and name in scope.translator.file.imported:
             scope.report(node, f"{name} has no translation")
             return node
@@ -654,11 +677,11 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
         scope.report(node, "a mask for attention that does not use the attention interface")
         return node
-    if "window" not in kind:
+    if "window" not in kind_name:
         # Attention with a cache is causal by itself.
         is_causal = "causal" in name and not _has_cached_attention(scope)
         return call("nn.visible", text, "segment_ids", **({"causal": "True"} if is_causal else {}))
-    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind)
+    scope.ported.attributes["window"] = window_expression(scope, "causal" in kind_name)
     return call("nn.visible", text, "segment_ids", window="self.window")
 
 
@@ -799,8 +822,8 @@ def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
     if not re.fullmatch(r"(nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name):
         return None
     args = [visitor.visit(arg) for arg in node.args]
-    words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]  # type: ignore[arg-type]
-    return ast.Call(node.func, args, words)  # type: ignore[arg-type]
+    words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]
+    return ast.Call(node.func, args, words)
 
 
 @call_lift
@@ -810,12 +833,12 @@ def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | N
     if re.fullmatch(r"(torch\.)?(nn\.functional|F)\.dropout|torch\.dropout", name):
         x, rate = node.args[0], argument(node, 1, "p") or expression("0.5")
         if isinstance(rate, ast.Constant) and rate.value == 0:
-            return visitor.visit(x)  # type: ignore[return-value]
-        return call("nn.dropout", visitor.visit(x), visitor.visit(rate), "rngs")  # type: ignore[arg-type]
+            return visitor.visit(x)
+        return call("nn.dropout", visitor.visit(x), visitor.visit(rate), "rngs")
     part = scope.own.parts.get(own_attribute(node.func))
     if isinstance(part, str) and re.fullmatch(r"nn\.Dropout\d?d?", part):
         if part == "nn.Dropout":
-            return call(node.func, visitor.visit(node.args[0]), "rngs")  # type: ignore[arg-type]
+            return call(node.func, visitor.visit(node.args[0]), "rngs")
     return None
 
 
@@ -825,7 +848,7 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
     name = own_attribute(node.func)
     part: SourceClass | str | None = scope.own.parts.get(name) if name else None
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
-        return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))  # type: ignore[arg-type]
+        return call("nn.vocabulary_logits", node.func, visitor.visit(node.args[0]))
     if part is None:
         part = nested_part(scope.own, dotted(node.func))
     if part is None:
@@ -842,7 +865,7 @@ def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr |
         words = {word.arg: visitor.visit(word.value) for word in node.keywords if word.arg}
         if not args and words:
             args = list(words.values())
-        return substitute.call(node.func, args, words)  # type: ignore[arg-type]
+        return substitute.call(node.func, args, words)
     return part_call(scope, visitor, node, part)
 
 
@@ -888,9 +911,9 @@ def part_call(
             if is_none(value) and position:
                 continue
             if not words and (position == 0 or position < len(node.args)):
-                args.append(value)  # type: ignore[arg-type]
+                args.append(value)
             else:
-                words.append(ast.keyword(name, value))  # type: ignore[arg-type]
+                words.append(ast.keyword(name, value))
         elif has_rest and scope.own.kind in ("layer", "module", "attention"):
             scope.translator.extra_arguments.setdefault(scope.own.name, []).append(name)
             words.append(ast.keyword(name, expression(name)))
@@ -941,7 +964,7 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
     words: dict[str, ast.expr | str] = {}
     for field, value in fields.items():
         if field not in _DROPPED_FIELDS and not is_none(value):
-            words[field] = visitor.visit(value)  # type: ignore[assignment]
+            words[field] = visitor.visit(value)
     add_collected(scope, words)
     return call(f"out.Flax{target}", **words)
 
@@ -966,9 +989,9 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
     """Helper functions of Transformers that hfseq does not need."""
     name = dotted(node.func)
     if name == "slice_logits_to_keep":
-        return visitor.visit(node.args[0])  # type: ignore[return-value]
+        return visitor.visit(node.args[0])
     if name == "apply_chunking_to_forward":
-        return visitor.visit(ast.Call(node.args[0], node.args[3:], []))  # type: ignore[return-value]
+        return visitor.visit(ast.Call(node.args[0], node.args[3:], []))
     return None
 
 
@@ -981,9 +1004,9 @@ def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         or "rngs is not None" not in ast.unparse(item.test)
     ):
         return None
-    drawn = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
+    draws_noise = re.search(r"uniform_\(|normal_\(|torch\.randn?\w*\(", ast.unparse(item))
     fields = re.findall(r"self\.(\w*(?:noise|jitter)\w*)", ast.unparse(item.test))
-    if not drawn or not fields:
+    if not draws_noise or not fields:
         return None
     item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
     return [item]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from hfseq.cli.port.source import SourceClass
 
-if TYPE_CHECKING:
-    from hfseq.cli.port.translation import Translator
+#: The `hfseq.cli.port.translation.Translator`, whose module imports this one.
+Translator = Any
 
 #: Names that translated methods may read without defining them. A method that reads one gets it as
 #: an argument, and its callers pass it on.
@@ -22,6 +22,23 @@ IMPLICIT_ARGUMENTS = {
     "output_attentions": "False",
     "output_hidden_states": "False",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Marker:
+    """A statement without a translation.
+
+    Attributes:
+        reason: Why there is none.
+        path: The path of Transformers' file.
+        line: The line of the statement.
+        source: The text of the statement.
+    """
+
+    reason: str
+    path: str
+    line: int
+    source: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,9 +115,14 @@ class Scope:
 class Visitor(Protocol):
     """Translates expressions, see `hfseq.cli.port.expressions.Expressions`."""
 
-    def visit(self, node: ast.AST) -> ast.AST: ...
+    def visit(self, node: ast.AST) -> Any:
+        """Translates a statement or an expression."""
 
-    def enter(self, function: ast.FunctionDef) -> None: ...
+    def construct(self, node: ast.Call) -> ast.expr | None:
+        """Translates the constructor of a layer."""
+
+    def enter(self, function: ast.FunctionDef) -> None:
+        """Begins a function."""
 
 
 #: Translates a statement before its expressions are translated. `None` means that the lift does not

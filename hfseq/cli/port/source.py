@@ -106,7 +106,7 @@ class SourceClass:
         }
 
     def keeps_field(self, name: str) -> bool:
-        """Returns whether the attribute `name`, if there is one, is the field of the configuration."""
+        """Returns whether an attribute, if it exists, is the field of the configuration."""
         field = (f"config.{name}", f"self.config.{name}")
         value = self.assigned.get(name, field[0])
         if value != name:
@@ -137,7 +137,7 @@ class SourceClass:
         self._find_buffers()
         if self.base_layer:
             self.parts[""] = self.base_layer
-        local: dict[str, SourceClass | str] = {}  # what is appended to local lists
+        local: dict[str, SourceClass | str] = {}  # classes that are appended to local lists
         for node in 2 * list(ast.walk(self.methods.get("__init__", ast.Pass()))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "append" and node.args and dotted(node.func.value):
@@ -159,7 +159,10 @@ class SourceClass:
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
     ) -> None:
-        """Notes what is appended to a local list. A list in a list counts as its elements."""
+        """Notes the classes that are appended to a local list.
+
+        A list in a list counts as its elements.
+        """
         is_list = isinstance(value, ast.Call) and dotted(value.func).endswith("ModuleList")
         inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
         part = next(self._classes(value, skip=value if is_list else None), None)
@@ -272,7 +275,9 @@ class SourceFile:
         self.path = transformers_folder() / "models" / folder / f"modeling_{folder}.py"
         if not self.path.is_file():  # several types share a folder, such as data2vec
             own = f"modeling_{model_type.replace('-', '_')}.py"
-            self.path = self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
+            self.path = (
+                self.path.with_name(own) if self.path.with_name(own).is_file() else self.path
+            )
         if not self.path.is_file():
             raise UsageError(
                 f"Transformers has no model file for the model type '{model_type}': "
@@ -283,16 +288,18 @@ class SourceFile:
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
-            raise UsageError(f"{self.path.name} defines no class whose name ends in PreTrainedModel")
+            raise UsageError(
+                f"{self.path.name} defines no class whose name ends in PreTrainedModel"
+            )
         self.task_classes = task_classes(model_type)
         base = self.task_classes.get("Model", "")
-        parents = {node.name: [ast.unparse(base) for base in node.bases] for node in nodes}
-        own = [name for name in abstract if name in parents.get(base, ())]
-        self.prefix = (own or abstract)[0].removesuffix("PreTrainedModel")
+        parents = {node.name: [ast.unparse(part) for part in node.bases] for node in nodes}
+        own_bases: list[str] = [name for name in abstract if name in parents.get(base, [])]
+        self.prefix = (own_bases or abstract)[0].removesuffix("PreTrainedModel")
         self.classes: dict[str, SourceClass] = {}
         for node in nodes:
             self.classes[node.name] = SourceClass(node, self)
-        self.abstract = self.classes[(own or abstract)[0]]
+        self.abstract = self.classes[(own_bases or abstract)[0]]
         self.functions = {
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
         }
@@ -367,11 +374,11 @@ class SourceFile:
             heads = {"Model": base} | {
                 task: owner for task, owner in heads.items() if owner is not base
             }
-        found = {owner.name for owner in heads.values()}
+        found_classes = {owner.name for owner in heads.values()}
         for name, owner in self.classes.items():  # heads without an Auto class
             suffix = name.removeprefix(self.prefix)
             is_head = suffix.startswith("For") and owner.kind in ("model", "generic")
-            if is_head and name not in found and suffix not in heads and "Model" in heads:
+            if is_head and name not in found_classes and suffix not in heads and "Model" in heads:
                 heads[suffix] = owner
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
 

@@ -24,12 +24,12 @@ def own_attribute(node: ast.AST | None) -> str:
 
 def expression(text: str) -> ast.expr:
     """Parses an expression. Its nodes have no line numbers."""
-    return _without_lines(ast.parse(text, mode="eval")).body  # type: ignore[attr-defined,no-any-return]
+    return _without_lines(ast.parse(text, mode="eval")).body  # type: ignore[attr-defined]
 
 
 def statements(text: str) -> list[ast.stmt]:
     """Parses statements. Their nodes have no line numbers."""
-    return _without_lines(ast.parse(text)).body  # type: ignore[attr-defined,no-any-return]
+    return _without_lines(ast.parse(text)).body  # type: ignore[attr-defined]
 
 
 def _without_lines(tree: ast.AST) -> ast.AST:

@@ -1270,7 +1270,8 @@ HELPERS = [
     Rule("torch_float", "x", "float(x)"),
     Rule(
         "is_torchdynamo_compiling is_torchdynamo_exporting torch.jit.is_tracing "
-        "torch.compiler.is_compiling is_flash_attention_requested is_peft_available is_fsdp_managed_module "
+        "torch.compiler.is_compiling is_flash_attention_requested is_peft_available "
+        "is_fsdp_managed_module "
         "is_deepspeed_zero3_enabled torch.is_autocast_enabled is_tracing",
         "*ignored, config=ignored",
         "False",

@@ -124,7 +124,7 @@ def tidy_constructor(
         inlined[f"self.{name}"] = item.value
         dropped.add(id(item))
     lines = [replace(item, inlined) for item in body if id(item) not in dropped]
-    return tidy_body(_drop_dead_attributes(lines, read))  # type: ignore[arg-type]
+    return tidy_body(_drop_dead_attributes(lines, read))
 
 
 def _count(body: Sequence[ast.stmt], name: str) -> int:

@@ -11,11 +11,21 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from hfseq.cli.port import table, file_names, lift_experts, lift_heads, lift_outputs, lift_vision, lifting, writer  # noqa: F401
+from hfseq.cli.port import (
+    file_names,
+    lift_experts,
+    lift_heads,
+    lift_outputs,
+    lift_vision,
+    lifting,
+    table,
+    writer,
+)
 from hfseq.cli.port.constructors import ActivationTables, Constructor, layer_name
 from hfseq.cli.port.expressions import Expressions
 from hfseq.cli.port.folding import ABSENT_ARGUMENTS, absent_arguments, fold
@@ -24,6 +34,7 @@ from hfseq.cli.port.scope import (
     CLASS_LIFTS,
     IMPLICIT_ARGUMENTS,
     STATEMENT_LIFTS,
+    Marker,
     PortedClass,
     Scope,
     Substitute,
@@ -43,22 +54,8 @@ from hfseq.cli.port.syntax import (
 from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
 from hfseq.errors import UsageError, did_you_mean
 
-
-@dataclasses.dataclass(frozen=True)
-class Marker:
-    """A statement without a translation.
-
-    Attributes:
-        reason: Why there is none.
-        path: The path of Transformers' file.
-        line: The line of the statement.
-        source: The text of the statement.
-    """
-
-    reason: str
-    path: str
-    line: int
-    source: str
+#: The modules that register lifts.
+LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +141,7 @@ class Translator:
         self._tied = lift_heads.tied_heads(file)
         self._scan_file()
 
-    # What the whole file says.
+    # Facts about the whole file.
 
     def _scan_file(self) -> None:
         for owner in self.file.classes.values():
@@ -185,8 +182,8 @@ class Translator:
     def substitute(self, owner: SourceClass) -> Substitute | None:
         """Returns the counterpart of a class in `hfseq.nn`, or `None`."""
         if owner.name not in self._substitutes:
-            found = (lift(self, owner) for lift in CLASS_LIFTS)
-            self._substitutes[owner.name] = next((s for s in found if s is not None), None)
+            base_calls = (lift(self, owner) for lift in CLASS_LIFTS)
+            self._substitutes[owner.name] = next((s for s in base_calls if s is not None), None)
         return self._substitutes[owner.name]
 
     def passes_all(self, scope: Scope, part: SourceClass) -> bool:
@@ -281,8 +278,8 @@ class Translator:
                 name = name.removeprefix("For")
         if not name.isidentifier() or name in ("Model", "Config"):
             name = owner.name
-        taken = {ported.name for ported in self.ports.values()}
-        return owner.name if name in taken else name
+        used_names = {ported.name for ported in self.ports.values()}
+        return owner.name if name in used_names else name
 
     def own_method(self, ported: PortedClass, name: str) -> list[str]:
         """Translates a method that another method calls, and returns its arguments."""
@@ -306,7 +303,7 @@ class Translator:
         ActivationTables().visit(function)
         self._rename_reserved(function)
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        constants = absent_arguments(names)
         constants |= {n: None for n in self.file.absent if n in names}
         if not scope.is_model:
             constants["output_attentions"] = True
@@ -340,11 +337,11 @@ class Translator:
         if "position_ids" not in names:
             return lines
         classes = self.file.classes.values()
-        if any(_counts_positions(owner) for owner in classes):
-            offset = ""
-        elif "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
+        if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
             scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
             offset = " + self.pad_token_id + 1"
+        elif any(_counts_positions(owner) for owner in classes):
+            offset = ""
         else:  # the positions of packed documents are not known
             return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
         check = statement(
@@ -359,15 +356,15 @@ class Translator:
         body: list[ast.stmt],
         function: Callable[[list[ast.stmt]], list[ast.stmt]],
     ) -> list[ast.stmt]:
-        whole = ast.Module(body, [])
-        before = copy.deepcopy(body)
+        module = ast.Module(body, [])
+        original = copy.deepcopy(body)
         result: list[ast.stmt] = []
 
         def run() -> list[ast.stmt]:
-            result.extend(function(whole.body))
+            result.extend(function(module.body))
             return result
 
-        lines = self.guarded(owner, _located(before), run)
+        lines = self.guarded(owner, _located(original), run)
         return lines
 
     def _rename_reserved(self, function: ast.FunctionDef) -> None:
@@ -386,26 +383,26 @@ class Translator:
         if not models or owner.forward is None:
             return False
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
-        found: list[ast.Call] = []
+        base_calls: list[ast.Call] = []
 
         class Others(ast.NodeVisitor):
             read: set[str] = set()
 
             def visit_Call(self, node: ast.Call) -> None:
                 if dotted(node.func) in models:
-                    found.append(node)
+                    base_calls.append(node)
                     return
                 self.generic_visit(node)
 
             def visit_Name(self, node: ast.Name) -> None:
                 self.read = self.read | {node.id}
 
-        others = Others()
+        other_reads = Others()
         for item in body:
-            others.visit(item)
-        if len(found) != 1 or others.read & inputs:
+            other_reads.visit(item)
+        if len(base_calls) != 1 or other_reads.read & inputs:
             return False
-        passed = bind(found[0], [f"_{i}" for i in range(20)])
+        passed = bind(base_calls[0], [f"_{i}" for i in range(20)])
         return all(
             isinstance(value, ast.Constant) or dotted(value) in inputs or not dotted(value)
             for value in passed.values()
@@ -487,7 +484,7 @@ class Translator:
         lines: list[ast.stmt] = []
         for item in body:
             lines += self.guarded(
-                scope.own, item, lambda item=item: self._line_of(scope, visitor, item)
+                scope.own, item, functools.partial(self._line_of, scope, visitor, item)
             )
         return lines
 
@@ -592,7 +589,7 @@ class Translator:
         ported = PortedClass(owner, name)
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         names = parameters(function)
-        constants = {n: ABSENT_ARGUMENTS[n] for n in names if n in absent_arguments(names)}
+        constants = absent_arguments(names)
         body = fold(function.body, constants, self.file.tests)
         visitor = self.expressions(
             scope, lambda visitor, node: self._lift_call(scope, visitor, node)
@@ -638,7 +635,7 @@ class Translator:
         owner, read = scope.own, names_read(lines)
         defaults = default_values(source)
         forward = scope.method == "forward"
-        skipped = {*absent_arguments(names), *IMPLICIT_ARGUMENTS}
+        skipped = {*absent_arguments(names), *self.file.absent, *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
         if forward and scope.is_model:
             public = ("attention_mask", "position_ids")
@@ -680,18 +677,20 @@ class Translator:
         base = heads.get("Model")
         for name in self.requested or ():
             if name not in heads:
-                known = ", ".join(heads)
+                head_names = ", ".join(heads)
                 raise UsageError(
                     f"--heads {name}: '{self.file.model_type}' has no such head"
-                    f"{did_you_mean(name, heads)} (heads of {self.file.path.name}: {known})"
+                    f"{did_you_mean(name, heads)} (heads of {self.file.path.name}: {head_names})"
                 )
         if base is None:
             raise UsageError(
                 f"{self.file.path.name} defines no base model for '{self.file.model_type}'"
             )
-        chosen = {n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}}
+        selected_heads = {
+            n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}
+        }
         left_out: dict[str, str] = {}
-        for name, owner in chosen.items():
+        for name, owner in selected_heads.items():
             if self.file.encoder_only and name == "ForCausalLM":
                 left_out[name] = f"the port is an encoder, line {owner.node.lineno}"
             elif owner.kind != "generic":
@@ -699,14 +698,14 @@ class Translator:
             elif name not in writer.GENERIC_HEADS:
                 left_out[name] = f"no translation of {owner.bases[0]}, line {owner.node.lineno}"
         markers = self._markers_of(base)
-        for name, owner in chosen.items():
+        for name, owner in selected_heads.items():
             own = [m for m in self._markers_of(owner) if m not in markers]
             if own and name not in (self.requested or ()):
                 left_out[name] = f"{own[0].reason}, line {own[0].line}"
-        chosen = {n: o for n, o in chosen.items() if n not in left_out}
-        used: set[str] = set().union(*(self._closure(owner) for owner in chosen.values()))
+        selected_heads = {n: o for n, o in selected_heads.items() if n not in left_out}
+        used: set[str] = set().union(*(self._closure(owner) for owner in selected_heads.values()))
         all_markers = [m for name in self.markers if name in used for m in self.markers[name]]
-        text, names = writer.write(self, chosen, used, all_markers)
+        text, names = writer.write(self, selected_heads, used, all_markers)
         for name in sorted(writer.undefined_names(text)):
             value = self.file.constants.get(name)
             if value is not None and _is_literal(value):
@@ -716,7 +715,7 @@ class Translator:
             all_markers.append(marker)
             self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
         if self.constants or self.missing:
-            text, names = writer.write(self, chosen, used, all_markers)
+            text, names = writer.write(self, selected_heads, used, all_markers)
         return Translation(
             model_type=self.file.model_type,
             text=text,

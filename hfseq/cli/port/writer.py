@@ -12,14 +12,10 @@ import symtable
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hfseq.cli.port.lifting import is_cached
-from hfseq.cli.port.scope import PortedClass
+from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
-
-if TYPE_CHECKING:
-    from hfseq.cli.port.translation import Marker, Translator
 
 LINE_LENGTH = 100
 
@@ -225,11 +221,11 @@ def _call_signature(port: PortedClass, line: str) -> str:
     shapes = dict(SHAPES)
     if port.source.kind != "model":
         shapes.pop("attention_mask")
-    known = [name for name in names if name in shapes]
+    shape_names = [name for name in names if name in shapes]
     first = names[1] if len(names) > 1 else ""
-    if not known:
+    if not shape_names:
         return line
-    if known == [first]:
+    if shape_names == [first]:
         commented = f"{line}  # {shapes[first]}"
         if len(commented) <= LINE_LENGTH:
             return commented
@@ -300,9 +296,9 @@ def _model_classes(
         aliases |= keys if isinstance(keys, dict) else {}
     if aliases:
         lines.append(f"    weight_aliases = {aliases!r}")
-    if joined := translator.joined_weights(used):
+    if joined_tensors := translator.joined_weights(used):
         lines.append("    joined_weights = {")
-        for target, (sources, axis) in joined.items():
+        for target, (sources, axis) in joined_tensors.items():
             suffix = f", axis={axis}" if axis else ""
             lines.append(f'        "{target}": JoinedTensor({sources!r}{suffix}),')
         lines.append("    }")

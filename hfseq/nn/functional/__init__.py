@@ -5,8 +5,8 @@ computes the same. Arrays of images and audio have the layout `(batch, channels,
 """
 
 from hfseq.nn.functional.arrays import (
-    additive_mask,
     ValuesAndIndices,
+    additive_mask,
     chunk,
     cummax,
     divide,

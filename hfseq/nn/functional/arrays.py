@@ -50,8 +50,8 @@ def flatten(x: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
 def unflatten(x: Array, dim: int, sizes: Sequence[int]) -> Array:
     """Splits an axis into axes of the given sizes, of which one may be -1."""
     axis = dim % x.ndim
-    known = -math.prod(sizes) if -1 in sizes else math.prod(sizes)
-    full = [x.shape[axis] // known if size == -1 else size for size in sizes]
+    product = -math.prod(sizes) if -1 in sizes else math.prod(sizes)
+    full = [x.shape[axis] // product if size == -1 else size for size in sizes]
     return x.reshape(*x.shape[:axis], *full, *x.shape[axis + 1 :])
 
 
@@ -143,8 +143,8 @@ def cummax(x: Array, dim: int) -> ValuesAndIndices:
     """Returns the maximum of each element and those before it, and its last index."""
     axis = dim % x.ndim
     values = lax.cummax(x, axis)
-    places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return ValuesAndIndices(values, lax.cummax(jnp.where(x == values, places, 0), axis))
+    positions = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return ValuesAndIndices(values, lax.cummax(jnp.where(x == values, positions, 0), axis))
 
 
 # -- indices
@@ -242,9 +242,9 @@ def put(x: Array, index: Array, value: Any) -> Array:
     value = jnp.asarray(value, x.dtype)
     if index.dtype != bool:
         return x.at[index].set(value)
-    rest = x.ndim - index.ndim
-    mask = index.reshape(index.shape + (1,) * rest)
-    if value.ndim > rest:
+    trailing = x.ndim - index.ndim
+    mask = index.reshape(index.shape + (1,) * trailing)
+    if value.ndim > trailing:
         row = jnp.maximum(jnp.cumsum(index.reshape(-1)) - 1, 0)
         value = jnp.take(value, row, axis=0, mode="clip").reshape(x.shape)
     return jnp.where(mask, value, x)
@@ -267,8 +267,8 @@ def index_copy(x: Array, dim: int, index: Array, source: Array) -> Array:
 def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     """Writes the n-th number of `source` to the n-th place at which `mask` is true."""
     flat = jnp.broadcast_to(mask, x.shape).reshape(-1)
-    place = jnp.maximum(jnp.cumsum(flat) - 1, 0)
-    values = jnp.take(source.reshape(-1), place, mode="clip").astype(x.dtype)
+    position = jnp.maximum(jnp.cumsum(flat) - 1, 0)
+    values = jnp.take(source.reshape(-1), position, mode="clip").astype(x.dtype)
     return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
 
 

@@ -33,7 +33,7 @@ def norm(
 ) -> Array:
     """Computes the vector norm of order `p`. The gradient of the norm of zeros is zero."""
     size = jnp.abs(x if dtype is None else x.astype(dtype))
-    order = 2.0 if p is None or isinstance(p, str) else p  # "fro" is the norm of order 2
+    order = 2.0 if p is None or isinstance(p, str) else p  # a string names the Frobenius norm
     axes = tuple(dim) if isinstance(dim, list | tuple) else dim
     if order == math.inf:
         return size.max(axes, keepdims=keepdim)
