@@ -213,7 +213,7 @@ FAMILIES = {
         "shared_expert_intermediate_size=448", 1, "attention_dropout",
     ),
     "qwen3_moe": Family(
-        f"{_DECODER},head_dim=64,num_experts=8,num_experts_per_tok=2,moe_intermediate_size=320",
+        f"{_DECODER},num_experts=8,num_experts_per_tok=2,moe_intermediate_size=320",
         1, "attention_dropout",
     ),
     "olmoe": Family(
