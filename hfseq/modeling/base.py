@@ -701,8 +701,9 @@ class FlaxModel(FlaxGenerationMixin):
             extra: Collections to use instead of the model's own.
             **inputs: Other inputs of the module.
         """
+        is_named = self.main_input_name in inputs
         has_token_ids = self.main_input_name == "input_ids" or self.accepts("input_ids")
-        first = "input_ids" if has_token_ids else self.main_input_name
+        first = "input_ids" if has_token_ids and not is_named else self.main_input_name
         named_inputs = {
             first: input_ids,
             "attention_mask": attention_mask,
