@@ -46,14 +46,14 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         attention_mask: Input = None,
         decoder_input_ids: Input = None,
         decoder_attention_mask: Input = None,
-        position_ids: Input = None,  # type: ignore[override]  # signature of Transformers 4
-        decoder_position_ids: Input = None,  # type: ignore[override]  # signature of Transformers 4
+        position_ids: Input = None,
+        decoder_position_ids: Input = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        train: bool = False,  # type: ignore[override]  # signature of Transformers 4
+        train: bool = False,
         params: trees.Params | None = None,
-        dropout_rng: jax.Array | Keys | None = None,  # type: ignore[override]  # signature of Transformers 4
+        dropout_rng: jax.Array | Keys | None = None,
         **inputs: Any,
     ) -> Any:
         """Runs encoder and decoder, see `FlaxPreTrainedModel.run`.

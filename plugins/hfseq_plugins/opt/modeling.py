@@ -203,17 +203,17 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
     position_table = "max_position_embeddings"
     weight_aliases = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
         input_ids: Input,
         attention_mask: Input = None,
         position_ids: Input = None,
-        params: trees.Params | None = None,  # type: ignore[override]  # signature of Transformers 4
+        params: trees.Params | None = None,
         past_key_values: trees.Params | None = None,
-        output_attentions: bool | None = None,  # type: ignore[override]  # signature of Transformers 4
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        dropout_rng: jax.Array | Keys | None = None,  # type: ignore[override]  # signature of Transformers 4
+        dropout_rng: jax.Array | Keys | None = None,
         deterministic: bool | None = None,
         *,
         train: bool = False,
