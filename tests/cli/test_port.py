@@ -43,9 +43,11 @@ def translate_as(monkeypatch, **changes):
 
 
 def test_the_command_writes_a_verified_plugin_and_its_test(capsys):
-    command = ["port", "llama", "--force", "--output", "my_llama.py", "--heads", "Model"]
+    command = ["port", "llama", "--output", "my_llama.py", "--heads", "Model"]
     assert cli.main([*command, "--checks", "shapes", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "hfseq already has 'llama'" in printed.err
+    report = json.loads(printed.out)
     assert report["heads"] == ["Model"] and report["markers"] == []
     assert report["results"][0]["passed"] == ["FlaxLlamaModel.shapes"]
     namespace: dict = {"__file__": str(Path("test_my_llama.py").resolve())}
@@ -110,7 +112,7 @@ def test_a_file_refuses_to_load_until_its_markers_are_replaced(directory):
 
 def test_statements_without_a_translation_are_listed(monkeypatch, capsys):
     translate_as(monkeypatch, markers=(MARKER,), left_out={"ForCausalLM": "reason, line 3"})
-    assert cli.main(["port", "llama", "--force"]) == 1
+    assert cli.main(["port", "llama"]) == 1
     printed = capsys.readouterr().out
     assert "modeling_x.py:12: torch.foo has no translation" in printed
     assert "torch.foo(x)" in printed and "left out ForCausalLM: reason, line 3" in printed
@@ -123,8 +125,7 @@ def test_statements_without_a_translation_are_listed(monkeypatch, capsys):
     [
         (["lama"], "did you mean 'llama'"),
         (["user/remote-code"], "trust_remote_code"),
-        (["llama"], "plugin 'llama' registers it.*--force"),
-        (["layoutxlm", "--force"], "no model file for the model type .layoutxlm"),
+        (["layoutxlm"], "no model file for the model type .layoutxlm"),
         (["arcee", "--heads", "ForCausalML"], "ForCausalLM"),
         (["arcee", "--output", "exists.py"], "'exists.py' already exists.*--force"),
         (["arcee", "--output", "tested.py"], "'test_tested.py' already exists"),
@@ -146,7 +147,7 @@ def test_wrong_usage_is_one_error_and_writes_nothing(arguments, message, capsys)
 def test_without_pytorch_the_file_is_written_but_not_verified(monkeypatch, capsys):
     translate_as(monkeypatch, text="x = 1\n")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert cli.main(["port", "llama", "--force"]) == 1
+    assert cli.main(["port", "llama"]) == 1
     error = capsys.readouterr().err
     assert "hfseq[port]" in error and "not compared" in error
     assert Path("llama.py").read_text() == "x = 1\n"
@@ -165,7 +166,7 @@ def test_a_configuration_that_cannot_be_small_is_reported(monkeypatch):
 def test_newer_versions_of_transformers_are_mentioned(monkeypatch, capsys):
     translate_as(monkeypatch, markers=(MARKER,))
     monkeypatch.setattr(port, "TESTED_VERSION", (5, 0))
-    cli.main(["port", "llama", "--force"])
+    cli.main(["port", "llama"])
     assert "newer than the versions" in capsys.readouterr().out
 
 
@@ -174,7 +175,7 @@ def test_failed_checks_are_reported_with_their_reasons(monkeypatch, capsys):
     result = verification.HeadResult("Model", report)
     translate_as(monkeypatch)
     monkeypatch.setattr(verification, "verify", lambda *_: [result])
-    assert cli.main(["port", "llama", "--force"]) == 1
+    assert cli.main(["port", "llama"]) == 1
     assert "Model: 1 checks passed, 1 failed" in capsys.readouterr().out
     assert "FAILED eager: outputs differ" in str(result) and not result.passes
 
@@ -265,7 +266,7 @@ KINDS = ("arcee", "granitemoe", "distilbert", "vit", "audio-spectrogram-transfor
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", KINDS)
 def test_ports_pass_the_battery_and_their_generated_test(model_type, directory):
-    assert cli.main(["port", model_type, "--force", "--output", "ported.py"]) == 0
+    assert cli.main(["port", model_type, "--output", "ported.py"]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_ported.py"]
     process = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout

@@ -55,7 +55,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="Replace existing files, and port model types that hfseq has natively.",
+        help="Replace existing files.",
     )
     parser.add_argument(
         "--only_verify",
@@ -145,12 +145,12 @@ def _check_arguments(arguments: argparse.Namespace, output: Path) -> None:
     if not output.parent.is_dir():
         raise UsageError(f"--output_file {output}: the directory '{output.parent}' does not exist")
     architectures = plugins.load(arguments.plugin).architectures
-    if model_type in architectures and not arguments.force:
-        plugin = architectures[model_type].plugin
-        raise UsageError(
-            f"hfseq already has '{model_type}': the plugin '{plugin}' registers it, and its files "
-            "load without a port. Use --force to port it anyway; programs with --plugin "
-            f"{output} then use the port"
+    if model_type in architectures:
+        print(
+            f"hfseq already has '{model_type}': the plugin '{architectures[model_type].plugin}' "
+            f"registers it, and its checkpoints load without a port. Only programs with --plugin "
+            f"{output} use the port",
+            file=sys.stderr,
         )
 
 
