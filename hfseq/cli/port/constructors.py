@@ -42,7 +42,20 @@ _UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
 
 
 class ActivationTables(ast.NodeTransformer):
-    """Replaces lookups in Transformers' table of activations, and `self.config` in constructors."""
+    """Replaces lookups in Transformers' tables of activations.
+
+    The values of `ACT2CLS` are classes, which are called without arguments.
+    """
+
+    def __init__(self) -> None:
+        self.classes: set[str] = set()
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Remembers variables that stand for a class of activations."""
+        value, name = node.value, dotted(node.targets[0])
+        if isinstance(value, ast.Subscript) and dotted(value.value) == "ACT2CLS":
+            self.classes.add(name)
+        return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replaces a lookup in a table."""
@@ -52,8 +65,12 @@ class ActivationTables(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replaces a call of `get_activation`."""
+        """Replaces a call of `get_activation`, and of a class of activations."""
+        function = node.func
+        is_class = isinstance(function, ast.Subscript) and dotted(function.value) == "ACT2CLS"
         self.generic_visit(node)
+        if (is_class or dotted(function) in self.classes) and not node.args:
+            return node.func
         if dotted(node.func) == "get_activation":
             return call("nn.activation", node.args[0])
         return node
@@ -217,6 +234,10 @@ class Constructor:
             return []
         if isinstance(item, ast.If):
             return self.branch(item, visitor)
+        if isinstance(item, ast.Assign) and is_none(item.value):
+            if own_attribute(item.targets[0]) in self.own.parts:  # a later statement assigns it
+                item.value = expression("nnx.data(None)")
+                return [item]
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
             matching = self.variables.get(name, [])
@@ -252,6 +273,12 @@ class Constructor:
             ):
                 self.buffer(name, item.value.args[0], visitor)
                 return []
+        if (
+            isinstance(item, ast.Assign)
+            and is_none(item.value)
+            and own_attribute(item.targets[0]) in self.own.parts
+        ):  # a module that only some configurations have
+            return [assign(item.targets[0], "nnx.data(None)")]
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.IfExp):
             value = item.value
             if is_none(value.orelse):

@@ -87,11 +87,17 @@ class Expressions(ast.NodeTransformer):
         self.lift = lift
         self.report = report
         self.containers: set[str] = set()
+        self.dtypes: set[str] = set()
         self.writes = Writes(None)
 
     def enter(self, function: ast.FunctionDef) -> None:
         """Begins a function: writes into arrays are checked against its other statements."""
         self.containers = set()
+        self.dtypes = {
+            dotted(node.targets[0])
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and dotted(node.value).endswith(".dtype")
+        }
         self.writes = Writes(function)
 
     # -- calls
@@ -215,7 +221,10 @@ class Expressions(ast.NodeTransformer):
             if "device" in text or isinstance(argument, ast.Constant):
                 continue
             is_dtype = (
-                "dtype" in text or text.startswith("torch.") or text in ("int", "bool", "float")
+                "dtype" in text
+                or text.startswith("torch.")
+                or text in ("int", "bool", "float")
+                or text in self.dtypes
             )
             dtype = self.visit(
                 argument if is_dtype else ast.Attribute(argument, "dtype", ast.Load())
@@ -245,12 +254,18 @@ class Expressions(ast.NodeTransformer):
             return expression(f"self.{_WEIGHTS[base]}")
         if isinstance(base, str) and attribute == "bias":
             return expression("self.bias[...]")
+        if node.attr == "out_channels" and self.is_convolution(node.value):
+            return expression(f"{ast.unparse(self.visit(node.value))}.kernel.shape[-1]")
         part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
             return expression(f"{owner}.{_WEIGHTS[part]}")
         if isinstance(part, str) and node.attr == "bias" and part.startswith("nn."):
             return expression(f"{owner}.bias[...]")
         return self.generic_visit(node)
+
+    def is_convolution(self, node: ast.AST) -> bool:
+        """Returns whether an expression is a convolution, also in an element of a list."""
+        return str(self.part_of(node)).startswith("nn.Conv")
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Leaves parameters that are compared with `None` as they are."""

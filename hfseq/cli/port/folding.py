@@ -54,7 +54,8 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"(self\.)?config\._attn_implementation (==|!=) .*": False,
     r"hasattr\(self\.config, '_pre_quantization_dtype'\)": False,
     r"(transformers\.)?is_(deepspeed_zero3_enabled|fsdp_managed_module)\(.*\)": False,
-    r"isinstance\((\w+ := )?\w*mask\w*, dict\)": False,
+    r"isinstance\((\w+ := )?\w*mask\w*, (dict|BlockMask)\)": False,
+    r"isinstance\(hidden_states, (collections\.abc\.)?Sequence\)": False,
     r"isinstance\(\w+, (torch\.)?(FloatTensor|Tensor)\)": True,
 }
 #: Options of encoders that can also be decoders. Their ports are encoders.
@@ -82,6 +83,8 @@ _SKIPPED_CALLS = (
     "torch._check",
     "torch_compilable_check",
 )
+#: Further labels, such as `audio_labels`, for losses that hfseq does not compute in the module.
+_LABELS = re.compile(r"(?!input_)\w+_labels|labels_\w+")
 _UNKNOWN = object()
 
 
@@ -345,6 +348,7 @@ def absent_arguments(names: Sequence[str]) -> dict[str, object]:
         names: The names of the parameters.
     """
     absent = {name: ABSENT_ARGUMENTS[name] for name in names if name in ABSENT_ARGUMENTS}
+    absent |= {name: None for name in names if _LABELS.fullmatch(name)}
     if "input_ids" not in names:
         absent.pop("inputs_embeds", None)
     return absent

@@ -224,6 +224,8 @@ def rotation_kind(scope: Scope) -> str | None:
     text, body = _body_text(half), _body_text(apply)
     if re.search(r"\(-x2, x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
         return "split" if "repeat_interleave" not in body else None
+    if re.search(r"\(x2, -x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
+        return "reversed" if "repeat_interleave" not in body else None
     if re.search(r"\[\.\.\., 0?::2\]", text) and re.search(r"stack\([\[(]-x2, x1[\])]", text):
         return "interleaved"
     return None
@@ -274,7 +276,7 @@ def remove_layerdrop(function: ast.FunctionDef) -> None:
     Remove().visit(function)
 
 
-_CACHE = re.compile(r"^(cache|past_key_values?|layer_past)$")
+_CACHE = re.compile(r"^(curr_)?(cache|past_key_values?|layer_past)$")
 
 
 def mark_cache_updates(function: ast.FunctionDef) -> None:
@@ -294,6 +296,11 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
                 ]
                 if marks and isinstance(node.test, ast.Compare):
                     return marks
+                if marks and re.match(
+                    r"cache is not None and \(?not is_cross_attention\)? or ",
+                    ast.unparse(node.test),
+                ):  # the second part concerns cross-attention
+                    node.test, node.body = expression("not is_cross_attention"), list(marks)
             return node
 
         def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -308,12 +315,42 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
     Mark().visit(function)
 
 
+_ACROSS = ("key_value_states", "encoder_hidden_states")
+
+
+def unpassed_states(owner: SourceClass) -> list[str]:
+    """Returns the arguments of an attention class for cross-attention that its file never uses.
+
+    They are either arguments that the port does not support, or no call in the file passes them.
+    """
+    arguments = [name for name in parameters(owner.forward) if name in _ACROSS]  # type: ignore[arg-type]
+    methods = [m for other in owner.file.classes.values() for m in other.methods.values()]
+    passed = {
+        word.arg
+        for method in methods
+        for node in ast.walk(method)
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+    }
+    return [name for name in arguments if name in owner.file.absent or name not in passed]
+
+
+def may_attend_across(owner: SourceClass) -> bool:
+    """Returns whether an attention class is also used for cross-attention."""
+    arguments = [name for name in parameters(owner.forward) if name in _ACROSS]  # type: ignore[arg-type]
+    return arguments != unpassed_states(owner)
+
+
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
     forward = owner.forward
     if owner.file.encoder_only:
         return False
-    if forward is None or not re.search(r"\b(cache|past_key_values?)\.update\(", owner.text):
+    if forward is None or not re.search(
+        r"\b(curr_)?(cache|past_key_values?|layer_past)\.update\(", owner.text
+    ):
+        return False
+    if may_attend_across(owner):
         return False
     constructor = owner.methods.get("__init__")
     text = ast.unparse(constructor) if constructor else ""
@@ -354,7 +391,8 @@ class _DropTransposes(ast.NodeTransformer):
 
 def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
     """Translates the statements of an attention class that concern rotation, cache and softmax."""
-    keeps_layout = heads_last_variables(body)
+    rotates_itself = "apply_rotary" in _body_text(scope.own.forward) and not _has_rotary(scope)
+    keeps_layout = heads_last_variables(body) and not rotates_itself
     lines: list[ast.stmt] = []
     for item in body:
         lines += _attention_statement(scope, item, keeps_layout)
@@ -370,9 +408,9 @@ def _swap(node: ast.expr | str, keeps_layout: bool) -> str:
 
 def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.stmt]:
     text = ast.unparse(item)
-    if re.match(r"attention_interface\b", text) or re.match(
-        r"\(?cos, sin\)? = position_embeddings$", text
-    ):
+    if re.match(r"attention_interface\b", text):
+        return []
+    if re.match(r"\(?cos, sin\)? = position_embeddings$", text) and _has_rotary(scope):
         return []
     if isinstance(item, ast.If):
         if re.search(r"apply_rotary|extend_cache\(|attention_interface\(", text):
@@ -389,7 +427,7 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
     targets = item.targets[0].elts if isinstance(item.targets[0], ast.Tuple) else []
     if name == "apply_rotary_emb" and len(targets) == 2 and len(item.value.args) == 3:
         return _rotate_complex(scope, item, targets, keeps)
-    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave") and _has_rotary(scope):
         return _rotate(scope, item, targets, keeps)
     if name == "extend_cache":
         scope.translator.cache_targets[scope.own.name] = [ast.unparse(t) for t in targets]
@@ -397,6 +435,11 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
     if name == "attention_interface":
         return _attend(scope, item, keeps)
     return [item]
+
+
+def _has_rotary(scope: Scope) -> bool:
+    """Returns whether a class of rotary embeddings of the file becomes `nn.Rotary`."""
+    return any(rotary_kind(owner) for owner in scope.translator.file.classes.values())
 
 
 def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool) -> list[ast.stmt]:
@@ -431,9 +474,12 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     dimension = keyword(node, "unsqueeze_dim")
     heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
     suffix = ", interleaved=True" if kind_name == "interleaved" else ""
+    angles_text = "position_embeddings"
+    if kind_name == "reversed":
+        angles_text = "(position_embeddings[0], -position_embeddings[1])"
     lines: list[ast.stmt] = []
     for target, value in zip(targets or item.targets, node.args[:count], strict=True):
-        rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
+        rotated = f"nn.rotate({_swap(value, heads_last)}, {angles_text}{suffix})"
         lines.append(assign(ast.unparse(target), _swap(rotated, heads_last)))
     return lines
 
@@ -466,6 +512,7 @@ _KNOWN_WORDS = {
     "sliding_window",
     "attention_mask",
     "is_causal",
+    "s_aux",
 }
 
 
@@ -481,6 +528,9 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     position_bias = keyword(node, "position_bias")
     if position_bias is not None and not is_none(position_bias):
         words["bias"] = position_bias
+    sinks = keyword(node, "s_aux")
+    if sinks is not None and not is_none(sinks):
+        words["sinks"] = sinks
     mask = argument(node, 4, "attention_mask")
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
 import re
@@ -285,6 +286,7 @@ class SourceFile:
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _ClassTables(tree).visit(tree)
+        _Choices(tree).visit(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
@@ -363,6 +365,17 @@ class SourceFile:
         plain = [owner for owner in models if owner.name.endswith("Model")]
         return next(iter(plain or models), None)
 
+    def _has_other_config(self, owner: SourceClass) -> bool:
+        """Returns whether a class has the configuration of another model type of the file.
+
+        Such a class is a head of the whole model, and this file is ported for one of its parts.
+        """
+        types = model_types()
+        folder = self.path.parent.name
+        others = {name for kind, name in types.items() if module_folder(kind) == folder}
+        others.discard(types[self.model_type])
+        return any(_mentions(owner, name) for name in others)
+
     def heads(self) -> dict[str, SourceClass]:
         """Returns the class for each task, such as `Model` and `ForCausalLM`."""
         heads: dict[str, SourceClass] = {}
@@ -378,21 +391,51 @@ class SourceFile:
         for name, owner in self.classes.items():  # heads without an Auto class
             suffix = name.removeprefix(self.prefix)
             is_head = suffix.startswith("For") and owner.kind in ("model", "generic")
+            if is_head and self._has_other_config(owner):
+                continue
             if is_head and name not in found_classes and suffix not in heads and "Model" in heads:
                 heads[suffix] = owner
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
 
 
 class _ClassTables(ast.NodeTransformer):
-    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
+    """Replaces tables of classes by the classes.
+
+    `CLASSES[config._attn_implementation]` becomes the class for eager attention, and
+    `NORMS[config.norm_type](size)` becomes a choice between constructors.
+    """
 
     def __init__(self, tree: ast.Module):
         self.tables: dict[str, str] = {}
+        self.choices: dict[str, dict[str, ast.expr]] = {}
+        classes = {item.name for item in tree.body if isinstance(item, ast.ClassDef)}
         for item in tree.body:
             if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
                 for key, value in zip(item.value.keys, item.value.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
                         self.tables[dotted(item.targets[0])] = dotted(value)
+                names = [dotted(value) for value in item.value.values]
+                keys = [getattr(key, "value", None) for key in item.value.keys]
+                is_class = [re.match(r"nn\.[A-Z]", name) or name in classes for name in names]
+                if len(names) > 1 and all(is_class) and all(isinstance(k, str) for k in keys):
+                    table = dict(zip(map(str, keys), item.value.values, strict=True))
+                    if "eager" not in table:
+                        self.choices[dotted(item.targets[0])] = table
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Subscript):
+            return node
+        table = self.choices.get(dotted(node.func.value))
+        if table is None:
+            return node
+        *named, last = table.items()
+        result: ast.expr = ast.Call(last[1], node.args, node.keywords)
+        for key, value in reversed(named):
+            test = ast.Compare(node.func.slice, [ast.Eq()], [ast.Constant(key)])
+            constructor = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
+            result = ast.IfExp(test, constructor, result)
+        return ast.fix_missing_locations(ast.copy_location(result, node))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
@@ -400,6 +443,88 @@ class _ClassTables(ast.NodeTransformer):
         if name is not None and ast.unparse(node.slice).endswith("attn_implementation"):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
+
+
+class _Choices(ast.NodeTransformer):
+    """Writes out lookups in tables of layers and of activation functions.
+
+    `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else NoNorm(size)`, and
+    `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there.
+    """
+
+    def __init__(self, tree: ast.Module):
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        activations = {
+            alias.asname or alias.name: alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == "activations"
+            for alias in node.names
+        }
+        self.classes: dict[str, dict[str, ast.expr]] = {}
+        self.functions: dict[str, dict[str, str]] = {}
+        for item in tree.body:
+            if not (isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict)):
+                continue
+            names = [key.value for key in item.value.keys if isinstance(key, ast.Constant)]
+            values = item.value.values
+            if not names or len(names) != len(values) or len(item.targets) > 1:
+                continue
+            if not all(isinstance(name, str) for name in names):
+                continue
+            functions = [_activation_name(value, activations) for value in values]
+            if all(functions):
+                self.functions[dotted(item.targets[0])] = dict(zip(names, functions, strict=True))  # type: ignore[arg-type]
+            elif all(
+                dotted(value) in classes or re.fullmatch(r"nn\.[A-Z]\w+", dotted(value))
+                for value in values
+            ):
+                self.classes[dotted(item.targets[0])] = dict(zip(names, values, strict=True))  # type: ignore[arg-type]
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        functions = self.functions.get(dotted(node.value))
+        if functions is not None:
+            names = ast.Dict(
+                [ast.Constant(name) for name in functions],
+                [ast.Constant(name) for name in functions.values()],
+            )
+            lookup = ast.Subscript(names, node.slice, ast.Load())
+            return ast.copy_location(
+                ast.Subscript(ast.Name("ACT2FN", ast.Load()), lookup, ast.Load()), node
+            )
+        table = self.classes.get(dotted(node.value))
+        if table is not None and isinstance(node.slice, ast.Constant) and node.slice.value in table:
+            return ast.copy_location(table[node.slice.value], node)  # type: ignore[index]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Subscript):
+            return node
+        table = self.classes.get(dotted(node.func.value))
+        if table is None:
+            return node
+        result: ast.expr | None = None
+        for name, value in reversed(table.items()):
+            choice = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
+            test = ast.Compare(copy.deepcopy(node.func.slice), [ast.Eq()], [ast.Constant(name)])
+            result = choice if result is None else ast.IfExp(test, choice, result)
+        assert result is not None
+        return ast.fix_missing_locations(ast.copy_location(result, node))
+
+
+def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
+    """Returns the name of an activation function in Transformers' table, or `None`."""
+    if isinstance(value, ast.Call) and not value.args and not value.keywords:
+        return {
+            "nn.ReLU": "relu",
+            "nn.GELU": "gelu",
+            "nn.SiLU": "silu",
+            "nn.Tanh": "tanh",
+            "nn.Sigmoid": "sigmoid",
+        }.get(dotted(value.func))
+    name = imported.get(dotted(value))
+    return name if name in ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu") else None
 
 
 def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:

@@ -305,6 +305,8 @@ class Translator:
         names = parameters(function)
         constants = absent_arguments(names)
         constants |= {n: None for n in self.file.absent if n in names}
+        if owner.kind == "attention" and name == "forward":
+            constants |= dict.fromkeys(lifting.unpassed_states(owner))
         if not scope.is_model:
             constants["output_attentions"] = True
         lifting.remove_layerdrop(function)
