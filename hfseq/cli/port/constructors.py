@@ -10,7 +10,7 @@ import re
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
-from hfseq.cli.port.lifting import is_cached, pads_values
+from hfseq.cli.port.lifting import extends_cache, is_cached, pads_values
 from hfseq.cli.port.scope import PortedClass, Scope, Translator, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
@@ -91,6 +91,8 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
+        #: Variables that stand for methods.
+        self.method_names: dict[str, str] = {}
         #: Attributes that the statements so far assign.
         self.assigned: set[str] = set()
         #: Layers of PyTorch that are the defaults of arguments.
@@ -187,7 +189,8 @@ class Constructor:
 
     def add_cache(self, lines: list[ast.stmt]) -> bool:
         """Adds the attributes of `nn.CachedAttention`, if the class derives from it."""
-        if not (self.own.kind == "attention" and is_cached(self.own)):
+        has_cache = self.own.kind == "attention" and is_cached(self.own)
+        if not has_cache and not extends_cache(self.own):
             return False
         text = "\n".join(ast.unparse(item) for item in lines)
         matching = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
@@ -240,6 +243,9 @@ class Constructor:
                 return [item]
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
+            if own_attribute(item.value) in self.own.methods:  # a variable for a method
+                self.method_names[name] = own_attribute(item.value)
+                return []
             matching = self.variables.get(name, [])
             if len(matching) == 2 and isinstance(item.value, ast.IfExp):
                 self.choices[name] = item.value.test
@@ -288,6 +294,9 @@ class Constructor:
         if isinstance(item, ast.Expr) and isinstance(item.value, ast.Call):
             function = item.value.func
             is_append = isinstance(function, ast.Attribute) and function.attr == "append"
+            frozen = re.fullmatch(r"self\.(\w+)\.requires_grad_\(False\)", text)
+            if frozen and frozen[1] in self.own.frozen:  # where it is read, it gets no gradient
+                return []
             if not is_append:
                 self.scope.report(item, "a statement in a constructor")
                 return []
@@ -423,6 +432,8 @@ class Constructor:
         if default is not None:
             node = ast.copy_location(ast.Call(default, node.args, node.keywords), node)
             return self.lift_call(visitor, node)
+        if name in self.method_names:
+            node.func = expression(f"self.{self.method_names[name]}")
         method = own_attribute(node.func)
         if method in self.own.methods:
             self.translator.own_method(self.ported, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from hfseq.cli.port import table
 from hfseq.cli.port.syntax import assign, call, dotted, expression, own_attribute
@@ -86,6 +86,10 @@ class Expressions(ast.NodeTransformer):
         self.parts = parts
         self.lift = lift
         self.report = report
+        #: Layers without gradients.
+        self.frozen: Collection[str] = ()
+        #: The attributes of all classes of the file that are convolutions.
+        self.convolutions: Collection[str] = ()
         self.containers: set[str] = set()
         self.dtypes: set[str] = set()
         self.writes = Writes(None)
@@ -104,6 +108,8 @@ class Expressions(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Translates a call."""
+        if own_attribute(node.func) in self.frozen:
+            return call("jax.lax.stop_gradient", self.generic_visit(node))
         lifted = self.lift(self, node)
         if lifted is not None:
             return lifted
@@ -258,14 +264,18 @@ class Expressions(ast.NodeTransformer):
             return expression(f"{ast.unparse(self.visit(node.value))}.kernel.shape[-1]")
         part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
-            return expression(f"{owner}.{_WEIGHTS[part]}")
+            weight = expression(f"{owner}.{_WEIGHTS[part]}")
+            is_frozen = own_attribute(node.value) in self.frozen
+            return call("jax.lax.stop_gradient", weight) if is_frozen else weight
         if isinstance(part, str) and node.attr == "bias" and part.startswith("nn."):
             return expression(f"{owner}.bias[...]")
         return self.generic_visit(node)
 
     def is_convolution(self, node: ast.AST) -> bool:
         """Returns whether an expression is a convolution, also in an element of a list."""
-        return str(self.part_of(node)).startswith("nn.Conv")
+        if str(self.part_of(node)).startswith("nn.Conv"):
+            return True
+        return isinstance(node, ast.Attribute) and node.attr in self.convolutions
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Leaves parameters that are compared with `None` as they are."""

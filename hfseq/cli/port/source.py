@@ -106,6 +106,13 @@ class SourceClass:
             if isinstance(node, ast.Assign) and own_attribute(node.targets[0])
         }
 
+    @functools.cached_property
+    def frozen(self) -> set[str]:
+        """The embeddings that the constructor excludes from training."""
+        constructor = ast.unparse(self.methods.get("__init__", ast.Pass()))
+        names = re.findall(r"self\.(\w+)\.requires_grad_\(False\)", constructor)
+        return {name for name in names if self.parts.get(name) == "nn.Embedding"}
+
     def keeps_field(self, name: str) -> bool:
         """Returns whether an attribute, if it exists, is the field of the configuration."""
         field = (f"config.{name}", f"self.config.{name}")
@@ -328,6 +335,16 @@ class SourceFile:
                 body = fold(constructor.body, constants, self.tests)
                 constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
             owner.find_parts()
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The source of the classes of the file without comments."""
+        return "\n".join(owner.text for owner in self.classes.values())
+
+    @property
+    def hides_with_booleans(self) -> bool:
+        """Whether the causal mask of the file is true where a key is hidden."""
+        return bool(re.search(r"create_causal_mask\([^()]*\)\.to\(torch\.bool\)", self.text))
 
     @property
     def relative_path(self) -> str:

@@ -171,6 +171,18 @@ class Translator:
         """The base model."""
         return self.file.heads().get("Model")
 
+    @functools.cached_property
+    def convolutions(self) -> set[str]:
+        """The names of attributes that are a convolution in every class that has them."""
+        kinds: dict[str, set[str]] = {}
+        for owner in self.file.classes.values():
+            for name, part in owner.parts.items():
+                kinds.setdefault(name, set()).add(str(part))
+        is_convolution = re.compile(r"nn\.Conv[123]d")
+        return {
+            name for name, parts in kinds.items() if all(map(is_convolution.fullmatch, parts))
+        }
+
     def has_field(self, name: str) -> bool:
         """Returns whether the configuration class has a field."""
         return self.config_class is None or hasattr(self.config_class, name)
@@ -188,7 +200,8 @@ class Translator:
 
     def passes_all(self, scope: Scope, part: SourceClass) -> bool:
         """Returns whether a head passes all its arguments to the base model unchanged."""
-        return self._whole.get(scope.own.name, False) and part.kind == "model"
+        is_forward = scope.method == "forward"
+        return is_forward and self._whole.get(scope.own.name, False) and part.kind == "model"
 
     # Markers.
 
@@ -290,7 +303,10 @@ class Translator:
 
     def expressions(self, scope: Scope, lift: Callable[..., ast.AST | None]) -> Expressions:
         """Returns the translator of expressions for a method."""
-        return Expressions(scope.own.parts, lift, scope.report)
+        visitor = Expressions(scope.own.parts, lift, scope.report)
+        visitor.frozen = scope.own.frozen
+        visitor.convolutions = self.convolutions
+        return visitor
 
     def _method(self, ported: PortedClass, name: str) -> ast.FunctionDef:
         owner = ported.source
@@ -298,7 +314,7 @@ class Translator:
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         decorators = " ".join(ast.unparse(d) for d in function.decorator_list)
         scope.ties_last = "tie_last_hidden_states=False" not in decorators
-        if owner.kind == "attention":
+        if owner.kind == "attention" or lifting.extends_cache(owner):
             lifting.mark_cache_updates(function)
         ActivationTables().visit(function)
         self._rename_reserved(function)
@@ -315,7 +331,8 @@ class Translator:
             body = self._guard_each(
                 owner, body, lambda lines: lifting.lift_attention_body(scope, lines)
             )
-        self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
+        if name == "forward":
+            self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
         body = self._configuration(scope, body)
         visitor = self.expressions(
             scope, lambda visitor, node: self._lift_call(scope, visitor, node)
@@ -383,6 +400,8 @@ class Translator:
             if isinstance(part, SourceClass) and part.kind == "model"
         }
         if not models or owner.forward is None:
+            return False
+        if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
             return False
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
         base_calls: list[ast.Call] = []
@@ -635,7 +654,11 @@ class Translator:
     ) -> ast.FunctionDef:
         """Builds the translated function with the arguments that it reads."""
         owner, read = scope.own, names_read(lines)
-        defaults = default_values(source)
+        visitor = self.expressions(scope, lambda *_: None)
+        defaults = {
+            name: visitor.visit(copy.deepcopy(value))
+            for name, value in default_values(source).items()
+        }
         forward = scope.method == "forward"
         skipped = {*absent_arguments(names), *self.file.absent, *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
@@ -769,6 +792,11 @@ class Translator:
                     new = "__call__" if method == "forward" else method
                     lines[f"{ported.name}.{new}"] = node.lineno
         return lines
+
+
+def _inputs_of(part: SourceClass | str) -> list[str]:
+    function = part.forward if isinstance(part, SourceClass) else None
+    return [] if function is None else parameters(function)
 
 
 def _pass_keys(lines: Sequence[ast.stmt]) -> None:

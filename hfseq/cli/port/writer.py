@@ -16,6 +16,7 @@ from pathlib import Path
 from hfseq.cli.port.lifting import is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
+from hfseq.modeling.base import MEDIA_INPUTS
 
 LINE_LENGTH = 100
 
@@ -279,7 +280,7 @@ def _model_classes(
     arguments = translator.ports[heads["Model"].name].arguments
     main = arguments[0] if arguments else "input_ids"
     is_video = any("num_frames" in owner.text for owner in translator.file.classes.values())
-    is_image = main == "pixel_values" and not is_video
+    is_image = main == "pixel_values"
     parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
@@ -307,6 +308,17 @@ def _model_classes(
         lines.append("    weight_synonyms = weight_templates")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
+    media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
+    if media or main != "input_ids" and not is_image:
+        names = [main, *media]
+        defaults = ", ".join(f"{name}=None" for name in names)
+        passed = ", ".join(f"{name}={name}" for name in names)
+        lines += [
+            "",
+            f"    def __call__(self, {defaults}, **inputs):",
+            f"        return super().__call__({passed}, **inputs)",
+            "",
+        ]
     lines += _stored_collections(translator)
     blocks = ["\n".join(lines)]
     for name in heads:
