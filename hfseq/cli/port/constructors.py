@@ -10,7 +10,7 @@ import re
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
-from hfseq.cli.port.lifting import extends_cache, is_cached, pads_values
+from hfseq.cli.port.lifting import extends_cache, is_cached, pads_values, rotary_kind
 from hfseq.cli.port.scope import PortedClass, Scope, Translator, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
@@ -34,6 +34,7 @@ from hfseq.cli.port.tidying import tidy_constructor
 _SKIPPED = re.compile(
     r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
+    r"|requires_backends\(|self\.eval\(\)|self\.[\w.]+\.data\.\w+_\("
 )
 
 
@@ -231,6 +232,8 @@ class Constructor:
             return [line for new in simpler for line in self.line(new, visitor)]
         if text.startswith("super(") and self.own.base_layer:
             return [self.base_constructor(item, visitor)]
+        if text.startswith("super(") and self.own.parent is not None:
+            return self.parent_constructor(item, visitor)
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
         if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
@@ -283,6 +286,7 @@ class Constructor:
             isinstance(item, ast.Assign)
             and is_none(item.value)
             and own_attribute(item.targets[0]) in self.own.parts
+            and not self.is_rotary(self.own.parts[own_attribute(item.targets[0])])
         ):  # a module that only some configurations have
             return [assign(item.targets[0], "nnx.data(None)")]
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.IfExp):
@@ -303,6 +307,11 @@ class Constructor:
         result = visitor.visit(item)
         result = result if isinstance(result, list) else [] if result is None else [result]
         return self.tie(result)
+
+    @staticmethod
+    def is_rotary(part: SourceClass | str) -> bool:
+        """Whether a part becomes `nn.Rotary`, which is not a module."""
+        return isinstance(part, SourceClass) and rotary_kind(part) is not None
 
     def rename_classes(self, lines: list[ast.stmt]) -> None:
         """Renames classes of the file that are passed on as values."""
@@ -326,6 +335,21 @@ class Constructor:
         assert isinstance(result, ast.Call)
         result.func = expression("super().__init__")
         return ast.Expr(result)
+
+    def parent_constructor(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
+        """Calls the constructor of the class of the file that the class derives from."""
+        parent = self.own.parent
+        if not ast.unparse(item).startswith("super().__init__("):
+            return []
+        assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
+        assert parent is not None
+        node = item.value
+        result = self.construct(visitor, node, parent)
+        if not isinstance(result, ast.Call) or self.translator.substitute(parent) is not None:
+            self.scope.report(item, "a class that derives from a class with a counterpart")
+            return []
+        result.func = expression("super().__init__")
+        return [ast.Expr(result)]
 
     def class_variables(self) -> dict[str, list[SourceClass]]:
         """Returns the classes that a variable of the constructor may stand for.
@@ -536,7 +560,7 @@ class Constructor:
 def _creates_module(value: ast.expr) -> bool:
     """Returns whether a translated value is a module or a parameter, and not only a function."""
     text = ast.unparse(value)
-    return re.search(r"\bnnx?\.(?!Function\b)[A-Z]|\brngs\b", text) is not None
+    return re.search(r"\bnnx?\.(?!(Function|Rotary)\b)[A-Z]|\brngs\b", text) is not None
 
 
 def _assigned(body: list[ast.stmt]) -> set[str]:

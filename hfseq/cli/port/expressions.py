@@ -45,6 +45,7 @@ _PYTHON_METHODS = frozenset(
         *("setdefault", "count", "remove", "reverse", "rsplit", "isdigit", "to_dict"),
     }
 )
+_NUMPY_ARRAYS = ("np.array", "np.zeros", "np.ones", "np.empty", "np.full", "np.arange")
 _CONTAINERS = (ast.Dict, ast.List, ast.ListComp, ast.DictComp, ast.Set)
 #: How a parameter of a layer of PyTorch is read from the layer of hfseq.
 _WEIGHTS = {
@@ -92,6 +93,8 @@ class Expressions(ast.NodeTransformer):
         self.convolutions: Collection[str] = ()
         self.containers: set[str] = set()
         self.dtypes: set[str] = set()
+        #: The embeddings, and the attribute of the bias, of projections that may be tied to them.
+        self.tied: dict[str, tuple[str, str]] = {}
         self.writes = Writes(None)
 
     def enter(self, function: ast.FunctionDef) -> None:
@@ -262,6 +265,8 @@ class Expressions(ast.NodeTransformer):
             return expression("self.bias[...]")
         if node.attr == "out_channels" and self.is_convolution(node.value):
             return expression(f"{ast.unparse(self.visit(node.value))}.kernel.shape[-1]")
+        if own_attribute(node.value) in self.tied and node.attr in ("weight", "bias"):
+            return self._tied(own_attribute(node.value), node.attr)
         part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
             weight = expression(f"{owner}.{_WEIGHTS[part]}")
@@ -277,10 +282,20 @@ class Expressions(ast.NodeTransformer):
             return True
         return isinstance(node, ast.Attribute) and node.attr in self.convolutions
 
+    def _tied(self, name: str, leaf: str) -> ast.expr:
+        """Reads a parameter of a projection that may be tied to the embeddings."""
+        embeddings, bias = self.tied[name]
+        if leaf == "bias":
+            return expression(f"self.{bias or f'{name}.bias'}[...]")
+        tied = f"{embeddings}.embedding[...]"
+        return expression(f"{tied} if self.{name} is None else self.{name}.kernel[...].T")
+
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Leaves parameters that are compared with `None` as they are."""
         is_none = len(node.comparators) == 1 and ast.unparse(node.comparators[0]) == "None"
         if is_none and self.parts.get(own_attribute(node.left)) in _ARRAYS:
+            return node
+        if is_none and self.parts.get("") and own_attribute(node.left) == "bias":
             return node
         return self.generic_visit(node)
 
@@ -333,6 +348,9 @@ class Expressions(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Translates the statements of a function."""
         self.enter(node)
+        node.returns = None
+        for parameter in (*node.args.args, *node.args.kwonlyargs):
+            parameter.annotation = None
         node.body = self.statements(node.body)
         return node
 
@@ -349,6 +367,8 @@ class Expressions(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if dotted(value).endswith(".device"):
             return None
+        if re.fullmatch(r"self\.(\w+) = self\.\1\.to\(.*\)", ast.unparse(node)):
+            return None  # a buffer that follows its input to another device
         if isinstance(value, ast.Call) and dotted(value.func) in ("kwargs.pop", "kwargs.get"):
             name = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
             if name == dotted(target) and name in ("output_hidden_states", "output_attentions"):
@@ -367,6 +387,8 @@ class Expressions(ast.NodeTransformer):
             or isinstance(value, ast.Call)
             and dotted(value.func)
             in ("dict", "list", "set", "defaultdict", "copy.deepcopy", "copy.copy")
+            or isinstance(value, ast.Call)
+            and dotted(value.func) in _NUMPY_ARRAYS  # NumPy's arrays can be changed
         )
         if isinstance(target, ast.Name) and is_container:
             self.containers.add(target.id)

@@ -218,8 +218,10 @@ def _text_rotary_kind(owner: SourceClass) -> str | None:
 def rotation_kind(scope: Scope) -> str | None:
     """Returns which features `apply_rotary_pos_emb` pairs, "split" or "interleaved", or `None`."""
     functions = scope.translator.file.functions
-    half, apply = functions.get("rotate_half"), functions.get("apply_rotary_pos_emb")
-    if half is None or apply is None:
+    apply = functions.get("apply_rotary_pos_emb")
+    names = set(re.findall(r"\b(rotate_\w+)\(", _body_text(apply)))
+    half = functions.get(next(iter(names), ""))
+    if half is None or apply is None or len(names) != 1:
         return None
     text, body = _body_text(half), _body_text(apply)
     if re.search(r"\(-x2, x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
@@ -315,6 +317,45 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
     Mark().visit(function)
 
 
+_UPDATE = re.compile(
+    r"(\w+), (\w+)\)? = (?:curr_)?(?:cache|past_key_values?|layer_past)\.update\(\1, \2, "
+)
+
+
+def extends_cache(owner: SourceClass) -> bool:
+    """Returns whether a class with its own softmax caches keys and values of past tokens."""
+    if owner.forward is None or owner.kind != "module" or owner.file.encoder_only:
+        return False
+    if "attention_mask" not in parameters(owner.forward) or may_attend_across(owner):
+        return False
+    found = _UPDATE.findall(_body_text(owner.forward))
+    # Rows of a mask that are counted from the last key are other rows if the cache is not full.
+    if re.search(r"\[(:, )*(\w+) - \w+:\2, :\2\]", owner.text):
+        return False
+    uses_masks = re.search(r"\bcreate_causal_mask\(", owner.file.text) is not None
+    return len(found) == 1 and uses_masks
+
+
+@statement_lift
+def lift_cache_update(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The update of the cache by a class with its own softmax, which adds a mask to the scores."""
+    if not isinstance(item, ast.Assign) or not isinstance(item.value, ast.Call):
+        return None
+    if dotted(item.value.func) != "extend_cache" or not extends_cache(scope.own):
+        return None
+    key, value = (ast.unparse(arg) for arg in item.value.args)
+    mask = f"F.additive_mask(mask, causal=causal, shape=(length, {key}.shape[1]))"
+    if scope.translator.file.hides_with_booleans:
+        mask = f"{mask} < 0"
+    return statements(
+        f"length = {key}.shape[2]\n"
+        f"{key}, {value}, mask, causal = nn.extend_cache("
+        f"self, {key}.swapaxes(1, 2), {value}.swapaxes(1, 2), attention_mask)\n"
+        f"attention_mask = {mask}\n"
+        f"{key}, {value} = ({key}.swapaxes(1, 2), {value}.swapaxes(1, 2))"
+    )
+
+
 _ACROSS = ("key_value_states", "encoder_hidden_states")
 
 
@@ -376,6 +417,8 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
             return False
         if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", projection_text):
             return False
+        if re.search(rf"\b{name} [*+] (?!self\.\w+$)\w+\(", projection_text, re.MULTILINE):
+            return False  # arithmetic with an array of another function
     return "transpose(2, 3)" not in projection_text and "expand(" not in projection_text
 
 
@@ -401,6 +444,22 @@ def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
     return lines
 
 
+def lift_rotations(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
+    """Translates rotations in a class with its own softmax."""
+    lines: list[ast.stmt] = []
+    for item in body:
+        if isinstance(item, ast.If):
+            item.body = lift_rotations(scope, item.body) or [ast.Pass()]
+            item.orelse = lift_rotations(scope, item.orelse)
+        text = ast.unparse(item)
+        is_rotation = re.match(r"[^\n]* = apply_rotary_pos_emb\([^\n]*$", text)
+        if is_rotation or re.match(r"\(?cos, sin\)? = ", text):
+            lines += _attention_statement(scope, item, keeps=False)
+        else:
+            lines.append(item)
+    return lines
+
+
 def _swap(node: ast.expr | str, keeps_layout: bool) -> str:
     text = node if isinstance(node, str) else ast.unparse(node)
     return text if keeps_layout else f"{text}.swapaxes(1, 2)"
@@ -412,6 +471,10 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
         return []
     if re.match(r"\(?cos, sin\)? = position_embeddings$", text) and _has_rotary(scope):
         return []
+    match = re.match(r"\(?cos, sin\)? = self\.(\w+)\([^=]*$", text)
+    part = scope.own.parts.get(match[1]) if match else None
+    if isinstance(part, SourceClass) and rotary_kind(part) and isinstance(item, ast.Assign):
+        return [assign("position_embeddings", item.value)]
     if isinstance(item, ast.If):
         if re.search(r"apply_rotary|extend_cache\(|attention_interface\(", text):
             item.body = [
@@ -698,6 +761,21 @@ def sliding_window(scope: Scope) -> str:
 
 
 @call_lift
+def lift_hidden_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """`create_causal_mask(...).to(torch.bool)`, which is true where a key is hidden."""
+    function = node.func
+    if not (isinstance(function, ast.Attribute) and function.attr == "to"):
+        return None
+    if [ast.unparse(arg) for arg in node.args] != ["torch.bool"]:
+        return None
+    if not scope.translator.file.hides_with_booleans or not isinstance(function.value, ast.Call):
+        return None
+    if dotted(function.value.func) != "create_causal_mask":
+        return None
+    return visitor.visit(function.value)
+
+
+@call_lift
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions that build attention masks."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
@@ -722,7 +800,16 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
             mask = scope.translator.mask_arguments[dotted(word.value)]
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
-    if not any(o.kind == "attention" for o in scope.translator.file.classes.values()):
+    classes = scope.translator.file.classes.values()
+    if not any(o.kind == "attention" for o in classes):
+        updating = [o for o in classes if o.forward and _UPDATE.search(_body_text(o.forward))]
+        if (
+            updating
+            and all(map(extends_cache, updating))
+            and kind_name == "full"
+            and "causal" in name
+        ):
+            return call("nn.visible", text, "segment_ids")
         if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
         scope.report(node, "a mask for attention that does not use the attention interface")
@@ -869,7 +956,9 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
 def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions of hfseq and JAX that other lifts have inserted."""
     name = dotted(node.func)
-    if not re.fullmatch(r"(nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name):
+    if not re.fullmatch(
+        r"(F\.additive_mask|nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name
+    ):
         return None
     args = [visitor.visit(arg) for arg in node.args]
     words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]

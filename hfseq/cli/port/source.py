@@ -91,6 +91,8 @@ class SourceClass:
             return "attention"
         if any("GradientCheckpointingLayer" in base for base in self.bases):
             return "layer"
+        if self.name in self.file.recorded_layers:
+            return "layer"
         if any(base.endswith("PreTrainedModel") for base in self.bases):
             return "model"
         if self.parent is not None and self.parent.kind in ("model", "layer"):
@@ -163,6 +165,16 @@ class SourceClass:
                 name = own_attribute(node.func.value)
                 if name and node.func.attr == "append" and name in self.lists and node.args:
                     self.lists[name] = next(self._classes(node.args[0]), self.lists[name])
+
+    def inherit_parts(self) -> None:
+        """Adds the submodules that the constructor of the parent creates."""
+        constructor = ast.unparse(self.methods.get("__init__", ast.Pass()))
+        if self.parent is None or constructor and "super().__init__(" not in constructor:
+            return
+        self.parent.inherit_parts()
+        self.parts = self.parent.parts | self.parts
+        self.alternatives = self.parent.alternatives | self.alternatives
+        self.lists = self.parent.lists | self.lists
 
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
@@ -335,6 +347,20 @@ class SourceFile:
                 body = fold(constructor.body, constants, self.tests)
                 constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
             owner.find_parts()
+        for owner in self.classes.values():
+            owner.inherit_parts()
+
+    @functools.cached_property
+    def recorded_layers(self) -> set[str]:
+        """The classes whose outputs PyTorch returns as hidden states."""
+        layers: set[str] = set()
+        for owner in self.classes.values():
+            records = owner.fields.get("_can_record_outputs")
+            if isinstance(records, ast.Dict):
+                for key, value in zip(records.keys, records.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "hidden_states":
+                        layers.add(dotted(value))
+        return layers
 
     @functools.cached_property
     def text(self) -> str:

@@ -179,9 +179,7 @@ class Translator:
             for name, part in owner.parts.items():
                 kinds.setdefault(name, set()).add(str(part))
         is_convolution = re.compile(r"nn\.Conv[123]d")
-        return {
-            name for name, parts in kinds.items() if all(map(is_convolution.fullmatch, parts))
-        }
+        return {name for name, parts in kinds.items() if all(map(is_convolution.fullmatch, parts))}
 
     def has_field(self, name: str) -> bool:
         """Returns whether the configuration class has a field."""
@@ -305,6 +303,12 @@ class Translator:
         """Returns the translator of expressions for a method."""
         visitor = Expressions(scope.own.parts, lift, scope.report)
         visitor.frozen = scope.own.frozen
+        if scope.method != "__init__":
+            visitor.tied = {
+                name: (head.embeddings, head.bias)
+                for name, head in self.heads_of(scope.own).items()
+                if not head.has_bias
+            }
         visitor.convolutions = self.convolutions
         return visitor
 
@@ -331,6 +335,8 @@ class Translator:
             body = self._guard_each(
                 owner, body, lambda lines: lifting.lift_attention_body(scope, lines)
             )
+        elif lifting.extends_cache(owner) and name == "forward":
+            body = self._guard_each(owner, body, lambda lines: lifting.lift_rotations(scope, lines))
         if name == "forward":
             self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
         body = self._configuration(scope, body)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hfseq.cli.port.lifting import is_cached
+from hfseq.cli.port.lifting import extends_cache, is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
 from hfseq.modeling.base import MEDIA_INPUTS
@@ -247,8 +247,8 @@ def describe(translator: Translator, port: PortedClass) -> str:
         return "The decoder with a language modeling head, which may be tied to the embeddings."
     if task == "ForMaskedLM":
         return "The encoder with a masked language modeling head."
-    if owner.kind == "attention":
-        if not is_cached(owner):
+    if owner.kind == "attention" or extends_cache(owner):
+        if not is_cached(owner) and not extends_cache(owner):
             return "Multi-head self-attention."
         if "num_key_value_heads" in owner.text:
             return "Grouped-query attention, in which several query heads share a key-value head."
@@ -315,8 +315,8 @@ def _model_classes(
         passed = ", ".join(f"{name}={name}" for name in names)
         lines += [
             "",
-            f"    def __call__(self, {defaults}, **inputs):",
-            f"        return super().__call__({passed}, **inputs)",
+            f"    def __call__(self, {defaults}, **others):",
+            f"        return super().__call__({passed}, **others)",
             "",
         ]
     lines += _stored_collections(translator)
