@@ -33,6 +33,7 @@ from hfseq.cli.port.tidying import tidy_constructor
 
 _SKIPPED = re.compile(
     r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"
+    r"|self\.\w+\.(weight|bias)\.data(\.\w+_\(| = )"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
     r"|requires_backends\(|self\.eval\(\)|self\.[\w.]+\.data\.\w+_\("
 )
@@ -429,8 +430,11 @@ class Constructor:
         translated = visitor.visit(value)
         for node in ast.walk(translated):
             path = dotted(node)
-            if path.startswith("config.") and path.count(".") == 1:
+            if path == f"config.{name}":  # the property has the name of the field
+                self.ported.attributes[f"{name}_value"] = path
+            elif path.startswith("config.") and path.count(".") == 1:
                 self.ported.attributes.setdefault(path[7:], path)
+        translated = replace(translated, {f"config.{name}": f"self.{name}_value"})
         texts = {"config": "self"}
         for argument_name in names_read([translated]) & self.argument_names:
             attribute = next((a for a, n in self.stored.items() if n == argument_name), "")

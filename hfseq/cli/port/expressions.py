@@ -122,6 +122,10 @@ class Expressions(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
             if (numbers := _fixed_numbers(self, node.func.value)) is not None:
                 return numbers
+            inner = ast.walk(node.func.value)
+            functions = [dotted(part.func) for part in inner if isinstance(part, ast.Call)]
+            if functions and all(name.startswith("np.") for name in functions):
+                return node  # numbers that NumPy computes
         rule = table.RULES.get(name)
         if name.startswith("nn.") and rule is not None:
             return self.construct(node) or node

@@ -787,6 +787,14 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         return None
     names = ["config", "inputs_embeds", "attention_mask", "encoder_hidden_states"]
     values = bind(node, names)
+    packed = values.get("and_mask_function")
+    if (
+        isinstance(packed, ast.Call)
+        and dotted(packed.func) == "packed_sequence_mask_function"
+        and name == "create_bidirectional_mask"
+        and is_none(values.get("attention_mask", ast.Constant(None)))
+    ):  # tokens with the same number see each other
+        return call("nn.visible", "None", visitor.visit(packed.args[0]))
     for odd in (
         "or_mask_function",
         "and_mask_function",
@@ -1105,6 +1113,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         if field not in _DROPPED_FIELDS and not is_none(value):
             words[field] = visitor.visit(value)
     add_collected(scope, words)
+    if "NoAttention" in name and not scope.runs_layers:
+        words.pop("attentions", None)
     return call(f"out.Flax{target}", **words)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
-from hfseq.cli.port.syntax import calls, dotted, own_attribute, replace
+from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean
 
 
@@ -45,6 +45,8 @@ class SourceClass:
         self.bases = [ast.unparse(base) for base in node.bases]
         self.decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
         self.methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        for method in self.methods.values():
+            _to_instance_method(method)
         self.fields: dict[str, ast.expr] = {}
         for item in node.body:
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
@@ -254,6 +256,14 @@ class SourceClass:
                 yield name
 
 
+def _to_instance_method(method: ast.FunctionDef) -> None:
+    """Turns a class method into a method."""
+    if [ast.unparse(decorator) for decorator in method.decorator_list] == ["classmethod"]:
+        first = method.args.args[0]
+        replace(method, {first.arg: expression("self")})
+        first.arg, method.decorator_list = "self", []
+
+
 def is_stored_buffer(node: ast.Call) -> bool:
     """Returns whether a call creates an array that files contain and that is not trained."""
 
@@ -343,12 +353,23 @@ class SourceFile:
         for owner in self.classes.values():
             if "__init__" in owner.methods:
                 constructor = owner.methods["__init__"]
+                if owner.base_layer == "nn.LayerNorm":
+                    _name_arguments(constructor)
                 constants = {"is_cross_attention": False} if self.encoder_only else {}
                 body = fold(constructor.body, constants, self.tests)
                 constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
             owner.find_parts()
         for owner in self.classes.values():
             owner.inherit_parts()
+
+    @property
+    def activations(self) -> dict[str, str]:
+        """The names in Transformers' table of the activation functions that the file imports."""
+        return {
+            name: original
+            for name, (item, original) in self._origins.items()
+            if item.module == "activations" and original in _ACTIVATIONS
+        }
 
     @functools.cached_property
     def recorded_layers(self) -> set[str]:
@@ -465,8 +486,17 @@ class _ClassTables(ast.NodeTransformer):
                     if "eager" not in table:
                         self.choices[dotted(item.targets[0])] = table
 
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(copy.deepcopy(self.aliases[node.id]), node)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        base = re.fullmatch(r"nn\.[A-Z]\w+\.(__init__|forward)", dotted(node.func))
+        if base and node.args and dotted(node.args[0]) == "self":  # the method of the base class
+            node.func, node.args = expression(f"super().{base[1]}"), node.args[1:]
+            return ast.fix_missing_locations(node)
         if not isinstance(node.func, ast.Subscript):
             return node
         table = self.choices.get(dotted(node.func.value))
@@ -502,6 +532,11 @@ class _Choices(ast.NodeTransformer):
             for node in tree.body
             if isinstance(node, ast.ImportFrom) and node.module == "activations"
             for alias in node.names
+        }
+        self.aliases = {
+            dotted(item.targets[0]): item.value
+            for item in tree.body
+            if isinstance(item, ast.Assign) and re.fullmatch(r"nn\.[A-Z]\w+", dotted(item.value))
         }
         self.classes: dict[str, dict[str, ast.expr]] = {}
         self.functions: dict[str, dict[str, str]] = {}
@@ -567,7 +602,28 @@ def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
             "nn.Sigmoid": "sigmoid",
         }.get(dotted(value.func))
     name = imported.get(dotted(value))
-    return name if name in ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu") else None
+    return name if name in _ACTIVATIONS else None
+
+
+#: Functions of `transformers.activations` whose names are those in its table.
+_ACTIVATIONS = ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu")
+
+
+def _name_arguments(constructor: ast.FunctionDef) -> None:
+    """Replaces `*args` of a class that derives from `nn.LayerNorm` by the layer's arguments."""
+    if constructor.args.vararg is None or len(constructor.args.args) > 1:
+        return
+    layer = ast.parse("def f(self, normalized_shape, eps=1e-5): pass").body[0]
+    assert isinstance(layer, ast.FunctionDef)
+    constructor.args.args, constructor.args.defaults = layer.args.args, layer.args.defaults
+    name, constructor.args.vararg = constructor.args.vararg.arg, None
+    for node in ast.walk(constructor):
+        if isinstance(node, ast.Call) and any(
+            isinstance(arg, ast.Starred) and dotted(arg.value) == name for arg in node.args
+        ):
+            node.args = [ast.Name("normalized_shape", ast.Load())]
+            node.keywords = [ast.keyword("eps", ast.Name("eps", ast.Load())), *node.keywords]
+    ast.fix_missing_locations(constructor)
 
 
 def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:

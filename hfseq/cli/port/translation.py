@@ -735,9 +735,19 @@ class Translator:
                 left_out[name] = f"{own[0].reason}, line {own[0].line}"
         selected_heads = {n: o for n, o in selected_heads.items() if n not in left_out}
         used: set[str] = set().union(*(self._closure(owner) for owner in selected_heads.values()))
+        text, names = writer.write(self, selected_heads, used, [])
+        for name, missing in self._missing_names(selected_heads, text).items():
+            if name not in ("Model", *(self.requested or ())):
+                left_out[name] = f"the name {missing} has no translation"
+        selected_heads = {n: o for n, o in selected_heads.items() if n not in left_out}
+        used = set().union(*(self._closure(owner) for owner in selected_heads.values()))
         all_markers = [m for name in self.markers if name in used for m in self.markers[name]]
         text, names = writer.write(self, selected_heads, used, all_markers)
         for name in sorted(writer.undefined_names(text)):
+            if name in self.file.activations:
+                activation = self.file.activations[name]
+                self.constants[name] = statement(f"{name} = nn.activation({activation!r})")
+                continue
             value = self.file.constants.get(name)
             if value is not None and _is_literal(value):
                 self.constants[name] = statement(f"{name} = {ast.unparse(value)}")
@@ -757,6 +767,29 @@ class Translator:
             left_out=left_out,
             path=str(self.file.path),
         )
+
+    def _missing_names(self, heads: dict[str, SourceClass], text: str) -> dict[str, str]:
+        """Returns a name that nothing defines for each head that alone reads one.
+
+        Names that the base model reads do not count.
+        """
+        missing = {
+            name
+            for name in writer.undefined_names(text)
+            if (value := self.file.constants.get(name)) is None or not _is_literal(value)
+        }
+        nodes = {name: port.node for name, port in self.ports.items()} | dict(self.helpers)
+        reads = {
+            name: writer.undefined_names(ast.unparse(node)) & missing
+            for name, node in nodes.items()
+            if node is not None
+        } if missing else {}  # fmt: skip
+        found = {
+            name: set().union(*(reads.get(part, set()) for part in self._closure(owner)))
+            for name, owner in heads.items()
+        }
+        base = found.get("Model", set())
+        return {name: min(names - base) for name, names in found.items() if names - base}
 
     def _undefined(self, name: str) -> Marker:
         """Returns a marker for a name that the port reads and nothing defines."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from hfseq.cli.port.lifting import extends_cache, is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.syntax import parameters
 from hfseq.modeling.base import MEDIA_INPUTS
 
 LINE_LENGTH = 100
@@ -310,15 +311,7 @@ def _model_classes(
     lines += translator.class_attributes
     media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
     if media or main != "input_ids" and not is_image:
-        names = [main, *media]
-        defaults = ", ".join(f"{name}=None" for name in names)
-        passed = ", ".join(f"{name}={name}" for name in names)
-        lines += [
-            "",
-            f"    def __call__(self, {defaults}, **others):",
-            f"        return super().__call__({passed}, **others)",
-            "",
-        ]
+        lines += _call_of_model([main, *media])
     lines += _stored_collections(translator)
     blocks = ["\n".join(lines)]
     for name in heads:
@@ -329,8 +322,46 @@ def _model_classes(
             text += f"    module_class = {modules[name]}"
             if own_prefix != prefix:
                 text += f'\n    base_model_prefix = "{own_prefix}"'
+            forward = heads[name].forward
+            first = parameters(forward)[0] if forward is not None else main
+            if first != main and first in MEDIA_INPUTS:
+                text += f'\n    main_input_name = "{first}"\n'
+                text += "\n".join(_call_of_model([first]))
+            if name == "ForCausalLM" and "position_ids" not in _arguments(translator, heads[name]):
+                text += _GENERATION_WITHOUT_POSITIONS
             blocks.append(text)
     return blocks
+
+
+#: Methods of decoders that get no position IDs, such as those with ALiBi.
+_GENERATION_WITHOUT_POSITIONS = """
+
+    def prepare_inputs_for_generation(self, input_ids, max_length, attention_mask=None):
+        inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+        del inputs["position_ids"]
+        return inputs
+
+    def update_inputs_for_generation(self, model_outputs, model_kwargs):
+        return {**model_kwargs, "past_key_values": model_outputs.past_key_values}"""
+
+
+def _arguments(translator: Translator, owner: SourceClass) -> list[str]:
+    """Returns the arguments of a model, which it may pass on to its base model."""
+    base = translator.base
+    owners = [owner] if base is None else [owner, base]
+    return [name for part in owners if part.forward for name in parameters(part.forward)]
+
+
+def _call_of_model(names: Sequence[str]) -> list[str]:
+    """Returns a call signature for inputs that are not token IDs."""
+    defaults = ", ".join(f"{name}=None" for name in names)
+    passed = ", ".join(f"{name}={name}" for name in names)
+    return [
+        "",
+        f"    def __call__(self, {defaults}, **others):",
+        f"        return super().__call__({passed}, **others)",
+        "",
+    ]
 
 
 def _stored_collections(translator: Translator) -> list[str]:
