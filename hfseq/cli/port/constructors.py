@@ -242,7 +242,8 @@ class Constructor:
         if isinstance(item, ast.If):
             return self.branch(item, visitor)
         if isinstance(item, ast.Assign) and is_none(item.value):
-            if own_attribute(item.targets[0]) in self.own.parts:  # a later statement assigns it
+            part = self.own.parts.get(own_attribute(item.targets[0]))
+            if part is not None and not self.is_rotary(part):  # a later statement assigns it
                 item.value = expression("nnx.data(None)")
                 return [item]
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
@@ -283,13 +284,6 @@ class Constructor:
             ):
                 self.buffer(name, item.value.args[0], visitor)
                 return []
-        if (
-            isinstance(item, ast.Assign)
-            and is_none(item.value)
-            and own_attribute(item.targets[0]) in self.own.parts
-            and not self.is_rotary(self.own.parts[own_attribute(item.targets[0])])
-        ):  # a module that only some configurations have
-            return [assign(item.targets[0], "nnx.data(None)")]
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.IfExp):
             value = item.value
             if is_none(value.orelse):

@@ -93,6 +93,8 @@ class Expressions(ast.NodeTransformer):
         self.convolutions: Collection[str] = ()
         self.containers: set[str] = set()
         self.dtypes: set[str] = set()
+        #: Parameters that may be `None`.
+        self.optional: set[str] = set()
         #: The embeddings, and the attribute of the bias, of projections that may be tied to them.
         self.tied: dict[str, tuple[str, str]] = {}
         self.writes = Writes(None)
@@ -260,6 +262,8 @@ class Expressions(ast.NodeTransformer):
         if name in table.CONSTANTS:
             return expression(table.CONSTANTS[name])
         attribute = own_attribute(node)
+        if attribute in self.optional and isinstance(node.ctx, ast.Load):
+            return expression(f"None if {text} is None else {text}[...]")
         if attribute and self.parts.get(attribute) in _ARRAYS and isinstance(node.ctx, ast.Load):
             return _read(node)
         base = self.parts.get("")  # the layer of PyTorch that the class derives from

@@ -55,6 +55,7 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"hasattr\(self\.config, '_pre_quantization_dtype'\)": False,
     r"(transformers\.)?is_(deepspeed_zero3_enabled|fsdp_managed_module)\(.*\)": False,
     r"isinstance\((\w+ := )?\w*mask\w*, (dict|BlockMask)\)": False,
+    r"isinstance\(None, \w+\)": False,
     r"isinstance\(hidden_states, (collections\.abc\.)?Sequence\)": False,
     r"isinstance\(\w+, (torch\.)?(FloatTensor|Tensor)\)": True,
 }
@@ -231,6 +232,16 @@ class Folding(ast.NodeTransformer):
     visit_For = _loop
     visit_While = _loop
 
+    def visit_Try(self, node: ast.Try) -> ast.AST | list[ast.stmt]:
+        """Removes handlers that only raise another error."""
+        raises = all(
+            all(isinstance(item, ast.Raise) or _is_skipped(item) for item in handler.body)
+            for handler in node.handlers
+        )
+        if raises and not node.finalbody:
+            return self.body([*node.body, *node.orelse])
+        return self.generic_visit(node)
+
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         """Removes contexts without a meaning in JAX."""
         text = " ".join(ast.unparse(item) for item in node.items)
@@ -243,6 +254,10 @@ class Folding(ast.NodeTransformer):
         """Remembers a constant variable, and removes its assignment."""
         node.value = self.visit(node.value)
         target = node.targets[0]
+        if dotted(target) in self.constants and re.match(
+            r"(Dynamic|EncoderDecoder|Static)Cache\(", ast.unparse(node.value)
+        ):
+            return None  # hfseq stores its caches in the modules
         if isinstance(target, ast.Name) and len(node.targets) == 1:
             if isinstance(node.value, ast.Constant) and (
                 node.value.value is None

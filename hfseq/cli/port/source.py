@@ -117,6 +117,18 @@ class SourceClass:
         names = re.findall(r"self\.(\w+)\.requires_grad_\(False\)", constructor)
         return {name for name in names if self.parts.get(name) == "nn.Embedding"}
 
+    @functools.cached_property
+    def optional_parameters(self) -> set[str]:
+        """The parameters that only some configurations have and whose absence no test finds."""
+        names: set[str] = set()
+        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+                name, text = own_attribute(node.targets[0]), ast.unparse(node.value)
+                if "nn.Parameter(" in text and text.endswith("else None"):
+                    if not re.search(rf"self\.{name} is (not )?None", self.text):
+                        names.add(name)
+        return names
+
     def keeps_field(self, name: str) -> bool:
         """Returns whether an attribute, if it exists, is the field of the configuration."""
         field = (f"config.{name}", f"self.config.{name}")
@@ -486,17 +498,8 @@ class _ClassTables(ast.NodeTransformer):
                     if "eager" not in table:
                         self.choices[dotted(item.targets[0])] = table
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
-            return ast.copy_location(copy.deepcopy(self.aliases[node.id]), node)
-        return node
-
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        base = re.fullmatch(r"nn\.[A-Z]\w+\.(__init__|forward)", dotted(node.func))
-        if base and node.args and dotted(node.args[0]) == "self":  # the method of the base class
-            node.func, node.args = expression(f"super().{base[1]}"), node.args[1:]
-            return ast.fix_missing_locations(node)
         if not isinstance(node.func, ast.Subscript):
             return node
         table = self.choices.get(dotted(node.func.value))
@@ -575,8 +578,17 @@ class _Choices(ast.NodeTransformer):
             return ast.copy_location(table[node.slice.value], node)  # type: ignore[index]
         return node
 
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(copy.deepcopy(self.aliases[node.id]), node)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        base = re.fullmatch(r"nn\.[A-Z]\w+\.(__init__|forward)", dotted(node.func))
+        if base and node.args and dotted(node.args[0]) == "self":  # the method of the base class
+            node.func, node.args = expression(f"super().{base[1]}"), node.args[1:]
+            return ast.fix_missing_locations(node)
         if not isinstance(node.func, ast.Subscript):
             return node
         table = self.classes.get(dotted(node.func.value))

@@ -171,6 +171,11 @@ class Translator:
         """The base model."""
         return self.file.heads().get("Model")
 
+    @property
+    def heads_generate(self) -> bool:
+        """Whether a head of the file generates text."""
+        return "ForCausalLM" in self.file.heads() and not self.file.encoder_only
+
     @functools.cached_property
     def convolutions(self) -> set[str]:
         """The names of attributes that are a convolution in every class that has them."""
@@ -303,6 +308,7 @@ class Translator:
         """Returns the translator of expressions for a method."""
         visitor = Expressions(scope.own.parts, lift, scope.report)
         visitor.frozen = scope.own.frozen
+        visitor.optional = scope.own.optional_parameters
         if scope.method != "__init__":
             visitor.tied = {
                 name: (head.embeddings, head.bias)
@@ -407,7 +413,9 @@ class Translator:
         }
         if not models or owner.forward is None:
             return False
-        if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
+        # The arguments of the head are those of the base model.
+        needed = {"attention_mask", "position_ids"} if self.heads_generate else {"attention_mask"}
+        if any(not needed <= {*_inputs_of(owner.parts[name[5:]])} for name in models):
             return False
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
         base_calls: list[ast.Call] = []

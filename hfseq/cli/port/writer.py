@@ -306,7 +306,6 @@ def _model_classes(
         lines.append("    }")
     if renamed := translator.renamed_weights():
         lines.append(f"    weight_templates = {renamed!r}")
-        lines.append("    weight_synonyms = weight_templates")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
     media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
