@@ -436,6 +436,7 @@ def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
     """Translates the statements of an attention class that concern rotation, cache and softmax."""
     rotates_itself = "apply_rotary" in _body_text(scope.own.forward) and not _has_rotary(scope)
     keeps_layout = heads_last_variables(body) and not rotates_itself
+    keeps_layout = keeps_layout and not _calls_transposing_method(scope, body)
     lines: list[ast.stmt] = []
     for item in body:
         lines += _attention_statement(scope, item, keeps_layout)
@@ -458,6 +459,15 @@ def lift_rotations(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
         else:
             lines.append(item)
     return lines
+
+
+def _calls_transposing_method(scope: Scope, body: list[ast.stmt]) -> bool:
+    """Returns whether another method of the class moves the heads before the tokens."""
+    text = "\n".join(ast.unparse(item) for item in body)
+    return any(
+        f"self.{name}(" in text and ".transpose(1, 2)" in ast.unparse(method)
+        for name, method in scope.own.methods.items()
+    )
 
 
 def _swap(node: ast.expr | str, keeps_layout: bool) -> str:

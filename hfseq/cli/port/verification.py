@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import logging
 import tempfile
 import warnings
@@ -141,6 +142,14 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
         reference = model_class._from_config(config)
     inputs = tiny.tiny_inputs(reference)
     names = {name for name in inputs if name in special or _has_own_rank(name, inputs[name])}
+    if "input_values" in inputs:  # convolutions may need more samples than the battery has
+        names.add("input_values")
+        values = inputs["input_values"]
+        if values.ndim == 2 and "attention_mask" in inspect.signature(model_class.forward).parameters:
+            inputs["attention_mask"] = np.ones(values.shape, np.int32)
+            inputs["attention_mask"][1, values.shape[1] * 2 // 3 :] = 0
+            inputs["input_values"] = values * inputs["attention_mask"].astype(np.float32)
+            names.add("attention_mask")
     # The tiny inputs have two examples, and the battery has eight.
     return {
         name: np.concatenate([inputs[name]] * (ROWS // len(inputs[name])))
