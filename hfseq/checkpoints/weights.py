@@ -349,11 +349,11 @@ class WeightMap:
 
     def resolve_name(self, name: str) -> str:
         """Returns the name that this map uses for a PyTorch name, with or without the prefix."""
-        for form in (name, self.apply_synonyms(name)):
-            for candidate in self._with_prefix(form):
-                if candidate in self._torch_names:
-                    return candidate
-        return self.apply_synonyms(name)
+        name = self.apply_synonyms(name)
+        return next(
+            (candidate for candidate in self._with_prefix(name) if candidate in self._torch_names),
+            name,
+        )
 
     def is_alias(self, name: str) -> bool:
         """Returns whether a name in a checkpoint belongs to a tied copy of a parameter."""

@@ -269,6 +269,10 @@ class Expressions(ast.NodeTransformer):
         base = self.parts.get("")  # the layer of PyTorch that the class derives from
         if isinstance(base, str) and attribute == "weight" and base in _WEIGHTS:
             return expression(f"self.{_WEIGHTS[base]}")
+        if base == "nn.LayerNorm" and attribute == "eps":
+            return expression("self.epsilon")
+        if base == "nn.LayerNorm" and attribute == "normalized_shape":
+            return expression("self.scale[...].shape")
         if isinstance(base, str) and attribute == "bias":
             return expression("self.bias[...]")
         if node.attr == "out_channels" and self.is_convolution(node.value):

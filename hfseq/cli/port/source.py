@@ -13,6 +13,7 @@ from pathlib import Path
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean
+from hfseq.plugins.registry import FALLBACK_TASKS, TASKS
 
 
 def transformers_folder() -> Path:
@@ -458,6 +459,9 @@ class SourceFile:
         for task, name in sorted(self.task_classes.items(), key=lambda item: _task_rank(item[0])):
             owner = self.classes.get(name)
             if owner is not None and owner not in heads.values():
+                suffix = name.removeprefix(self.prefix)
+                if task not in _KNOWN_TASKS and not name.endswith(task):
+                    task = suffix if suffix.startswith("For") else task
                 heads[task] = owner
         if "Model" not in heads and (base := self._base_model()) is not None:
             heads = {"Model": base} | {
@@ -653,6 +657,10 @@ def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast
         if not (isinstance(item, ast.Assign) and dotted(item.targets[0]) in aliases)
     ]
     return [replace(item, aliases) for item in lines]  # type: ignore[misc]
+
+
+#: Tasks whose classes may have any name.
+_KNOWN_TASKS = {*TASKS, *FALLBACK_TASKS}
 
 
 def _mentions(owner: SourceClass, config_name: str) -> bool:

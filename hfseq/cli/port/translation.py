@@ -327,6 +327,7 @@ class Translator:
         if owner.kind == "attention" or lifting.extends_cache(owner):
             lifting.mark_cache_updates(function)
         ActivationTables().visit(function)
+        self._expand_arguments(function)
         self._rename_reserved(function)
         names = parameters(function)
         constants = absent_arguments(names)
@@ -404,6 +405,26 @@ class Translator:
             if isinstance(node, ast.Name) and node.id in ("out", "nnx", "jnp", "jax"):
                 node.id = {"out": "output"}.get(node.id, f"{node.id}_")
 
+    def _expand_arguments(self, function: ast.FunctionDef) -> None:
+        """Writes out `f(*args)` after `args = g(x, y)`, if `g` returns its arguments."""
+        tuples: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                helper = self.file.functions.get(dotted(node.value.func))
+                if helper is not None and helper.args.vararg is not None:
+                    body = fold(helper.body, {}, self.file.tests)
+                    rest = node.value.args[len(helper.args.args) :]
+                    if [ast.unparse(line) for line in body] == [f"return {helper.args.vararg.arg}"]:
+                        node.value = ast.copy_location(ast.Tuple(rest, ast.Load()), node.value)
+                        tuples[dotted(node.targets[0])] = rest
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                args: list[ast.expr] = []
+                for arg in node.args:
+                    is_tuple = isinstance(arg, ast.Starred) and dotted(arg.value) in tuples
+                    args += copy.deepcopy(tuples[dotted(arg.value)]) if is_tuple else [arg]  # type: ignore[attr-defined]
+                node.args = args
+
     def _passes_arguments_on(self, owner: SourceClass, body: list[ast.stmt]) -> bool:
         """Returns whether a head uses its inputs only as arguments of the base model."""
         models = {
@@ -413,10 +434,8 @@ class Translator:
         }
         if not models or owner.forward is None:
             return False
-        # The arguments of the head are those of the base model.
-        needed = {"attention_mask", "position_ids"} if self.heads_generate else {"attention_mask"}
-        if any(not needed <= {*_inputs_of(owner.parts[name[5:]])} for name in models):
-            return False
+        if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
+            return False  # the base model must accept the arguments of the head
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
         base_calls: list[ast.Call] = []
 
@@ -679,6 +698,8 @@ class Translator:
         if forward and scope.is_model:
             public = ("attention_mask", "position_ids")
             arguments = [n for n in names if n not in skipped and (n in read or n in public)]
+            if self.heads_generate and "position_ids" not in names:
+                arguments.append("position_ids")  # generation passes it to all decoders
         for name in self.extra_arguments.get(owner.name, ()):
             if name not in arguments:
                 arguments.append(name)

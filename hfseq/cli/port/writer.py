@@ -326,29 +326,8 @@ def _model_classes(
             if first != main and first in MEDIA_INPUTS:
                 text += f'\n    main_input_name = "{first}"\n'
                 text += "\n".join(_call_of_model([first]))
-            if name == "ForCausalLM" and "position_ids" not in _arguments(translator, heads[name]):
-                text += _GENERATION_WITHOUT_POSITIONS
             blocks.append(text)
     return blocks
-
-
-#: Methods of decoders that get no position IDs, such as those with ALiBi.
-_GENERATION_WITHOUT_POSITIONS = """
-
-    def prepare_inputs_for_generation(self, input_ids, max_length, attention_mask=None):
-        inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
-        del inputs["position_ids"]
-        return inputs
-
-    def update_inputs_for_generation(self, model_outputs, model_kwargs):
-        return {**model_kwargs, "past_key_values": model_outputs.past_key_values}"""
-
-
-def _arguments(translator: Translator, owner: SourceClass) -> list[str]:
-    """Returns the arguments of a model, which it may pass on to its base model."""
-    base = translator.base
-    owners = [owner] if base is None else [owner, base]
-    return [name for part in owners if part.forward for name in parameters(part.forward)]
 
 
 def _call_of_model(names: Sequence[str]) -> list[str]:
