@@ -509,7 +509,7 @@ class Constructor:
                 n.id for n in ast.walk(comprehension.elt) if isinstance(n, ast.Name)
             }:
                 comprehension.generators[0].target = ast.Name("_", ast.Store())
-        scanned = inner is not None and inner in self.translator.scanned
+        scanned = inner in self.translator.scanned and inner not in self.translator.unrolled
         return call("nn.Layers" if scanned else "nnx.List", *arguments)
 
     def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:

@@ -877,12 +877,15 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
             words[name] = expression("segment_ids")
     index = loop.index
     used = {n.id for v in words.values() for n in ast.walk(v) if isinstance(n, ast.Name)}
-    if index in used or loop.variable in used:
+    varies = index in used or loop.variable in used
+    if varies and layer not in scope.translator.unrolled:
         scope.report(item, "a loop over layers whose arguments depend on the number of the layer")
     first = values.get(ported.arguments[0]) if ported.arguments else None
     if first is None or ast.unparse(first) != state:
         scope.report(item, "a loop over layers in a form that is not known")
     scope.runs_layers = True
+    if layer in scope.translator.unrolled:
+        return _unrolled_loop(scope, loop, words)
     run = call(
         "nn.run_layers",
         f"self.{loop.name}",
@@ -897,6 +900,31 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         states = f"(*inputs, {state}) if output_hidden_states else None"
         lines.append(assign("all_hidden_states", states))
     return list(lines)
+
+
+def _unrolled_loop(scope: Scope, loop: LayerLoop, words: dict[str, ast.expr]) -> list[ast.stmt]:
+    """A loop whose layers get different arguments, which `nn.run_layers` does not support."""
+    state, index = loop.state, loop.index or "number"
+    words = {name: replace(value, {loop.variable: "layer"}) for name, value in words.items()}  # type: ignore[misc]
+    node = call(
+        "layer",
+        state,
+        **words,
+        rngs=f"None if keys is None else keys.fold_in({index})",
+        return_weights="output_attentions",
+    )
+    lines = statements(
+        "keys = None if rngs is None else rngs.child()\n"
+        "inputs, attentions = ((), ())\n"
+        f"for {index}, layer in enumerate(self.{loop.name}):\n"
+        f"    inputs = (*inputs, {state})\n"
+        f"    {state}, weights = {ast.unparse(node)}\n"
+        "    attentions = (*attentions, weights)"
+    )
+    if not scope.ties_last:
+        states = f"(*inputs, {state}) if output_hidden_states else None"
+        lines.append(assign("all_hidden_states", states))
+    return lines
 
 
 class LayerLoop:

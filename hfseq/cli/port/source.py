@@ -191,6 +191,22 @@ class SourceClass:
         self.alternatives = self.parent.alternatives | self.alternatives
         self.lists = self.parent.lists | self.lists
 
+    def inherit_methods(self) -> None:
+        """Adds the methods of the abstract base class that the methods of the class call."""
+        shared = {
+            name: method
+            for base in self.bases
+            if (owner := self.file.classes.get(base)) is not None and owner.kind == "abstract"
+            for name, method in owner.methods.items()
+            if name not in self.methods and not name.startswith("_init")
+        }
+        while True:
+            text = "\n".join(ast.unparse(method) for method in self.methods.values())
+            called = {name for name in shared.keys() - self.methods if f"self.{name}(" in text}
+            if not called:
+                return
+            self.methods |= {name: shared[name] for name in sorted(called)}
+
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
     ) -> None:
@@ -374,6 +390,7 @@ class SourceFile:
             owner.find_parts()
         for owner in self.classes.values():
             owner.inherit_parts()
+            owner.inherit_methods()
 
     @property
     def activations(self) -> dict[str, str]:
@@ -593,6 +610,9 @@ class _Choices(ast.NodeTransformer):
         if base and node.args and dotted(node.args[0]) == "self":  # the method of the base class
             node.func, node.args = expression(f"super().{base[1]}"), node.args[1:]
             return ast.fix_missing_locations(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
+            if dotted(node.func.value):  # a module, and not super()
+                node.func = node.func.value
         if not isinstance(node.func, ast.Subscript):
             return node
         table = self.classes.get(dotted(node.func.value))

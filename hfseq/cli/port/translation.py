@@ -128,6 +128,8 @@ class Translator:
         self.loop_variables: dict[str, SourceClass | str] = {}
         self.extra_arguments: dict[str, list[str]] = {}
         self.scanned: set[SourceClass] = set()
+        #: Those of them whose arguments depend on the layer, so that a loop runs them.
+        self.unrolled: set[SourceClass] = set()
         self.per_type: dict[str, dict[str, str]] = {}
         self.read_attributes: set[str] = set()
         self._substitutes: dict[str, Substitute | None] = {}
@@ -165,6 +167,8 @@ class Translator:
             kind = _layer_type(value, loop)
             if kind is not None:
                 self.per_type.setdefault(loop.layer.name, {})[name] = kind
+            elif names_read([value]) & {loop.index, loop.variable}:
+                self.unrolled.add(loop.layer)
 
     @property
     def base(self) -> SourceClass | None:
