@@ -345,6 +345,7 @@ class SourceFile:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _ClassTables(tree).visit(tree)
         _Choices(tree).visit(tree)
+        _OwnGradients(tree).visit(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
@@ -625,6 +626,78 @@ class _Choices(ast.NodeTransformer):
             result = choice if result is None else ast.IfExp(test, choice, result)
         assert result is not None
         return ast.fix_missing_locations(ast.copy_location(result, node))
+
+
+class _OwnGradients(ast.NodeTransformer):
+    """Turns classes with their own backward pass into functions with `jax.custom_vjp`.
+
+    This applies to functions that save their arguments and nothing else for the backward pass.
+    """
+
+    def __init__(self, tree: ast.Module):
+        self.names: dict[str, str] = {}
+        for node in list(tree.body):
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base) == "torch.autograd.Function" for base in node.bases
+            ):
+                function = self.function(node)
+                if function is not None:
+                    self.names[node.name] = function.name
+                    tree.body.insert(tree.body.index(node), function)
+                    tree.body.remove(node)
+
+    @staticmethod
+    def function(node: ast.ClassDef) -> ast.FunctionDef | None:
+        """Returns the function for a class, or `None` if its form is not known."""
+        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        if set(methods) != {"forward", "backward"}:
+            return None
+        forward, backward = copy.deepcopy(methods["forward"]), copy.deepcopy(methods["backward"])
+        arguments = [arg.arg for arg in forward.args.args][1:]
+        save = f"ctx.save_for_backward({', '.join(arguments)})"
+        if len(backward.args.args) != 2 or forward.args.args[0].arg != "ctx":
+            return None
+        forward.body = [line for line in forward.body if ast.unparse(line) != save]
+        replace(backward, {"ctx.saved_tensors": expression("saved")})
+        results = [line for line in ast.walk(backward) if isinstance(line, ast.Return)]
+        if len(results) != 1 or results[0].value is None:
+            return None
+        if not isinstance(results[0].value, ast.Tuple):
+            results[0].value = ast.Tuple([results[0].value], ast.Load())
+        bodies = [*forward.body, *backward.body]
+        if any("ctx" in ast.unparse(line) for line in bodies):
+            return None
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
+        names, gradient = ", ".join(arguments), backward.args.args[1].arg
+        text = (
+            f"def {name}({names}):\n"
+            "    @jax.custom_vjp\n"
+            f"    def apply({names}): pass\n"
+            f"    def forward({names}): return (apply({names}), ({names},))\n"
+            f"    def backward(saved, {gradient}): pass\n"
+            "    apply.defvjp(forward, backward)\n"
+            f"    return apply({names})"
+        )
+        result = ast.parse(text).body[0]
+        assert isinstance(result, ast.FunctionDef)
+        for position, body in ((0, forward.body), (2, backward.body)):
+            inner = result.body[position]
+            assert isinstance(inner, ast.FunctionDef)
+            inner.body = [
+                line
+                for line in body
+                if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+            ]
+        for inner in ast.walk(result):
+            ast.copy_location(inner, node)
+        return result
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = dotted(node.func).removesuffix(".apply")
+        if dotted(node.func).endswith(".apply") and name in self.names:
+            node.func = ast.copy_location(ast.Name(self.names[name], ast.Load()), node.func)
+        return node
 
 
 def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
