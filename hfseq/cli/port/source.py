@@ -268,6 +268,8 @@ class SourceClass:
             self.lists[name] = next(self._classes(value, skip=value), "")
             return
         for part in self._classes(value):
+            if self.parts.get(name) == "nn.Identity":  # the other class has more arguments
+                self.parts[name] = part
             self.parts.setdefault(name, part)
             if part not in self.alternatives.setdefault(name, []):
                 self.alternatives[name].append(part)
@@ -667,7 +669,7 @@ class _OwnGradients(ast.NodeTransformer):
         bodies = [*forward.body, *backward.body]
         if any("ctx" in ast.unparse(line) for line in bodies):
             return None
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
+        name = re.sub(r"(?<=[a-zA-Z])(?=[A-Z][a-z])", "_", node.name).lower()
         names, gradient = ", ".join(arguments), backward.args.args[1].arg
         text = (
             f"def {name}({names}):\n"
