@@ -273,6 +273,9 @@ class Expressions(ast.NodeTransformer):
             return expression("self.epsilon")
         if base == "nn.LayerNorm" and attribute == "normalized_shape":
             return expression("self.scale[...].shape")
+        if base == "nn.LayerNorm" and attribute in ("normalized_shape", "eps"):
+            names = {"normalized_shape": "self.scale.shape", "eps": "self.epsilon"}
+            return expression(names[attribute])
         if isinstance(base, str) and attribute == "bias":
             return expression("self.bias[...]")
         if node.attr == "out_channels" and self.is_convolution(node.value):

@@ -594,7 +594,8 @@ class Translator:
             part = scope.own.parts.get(own_attribute(item.value.func))
             part = part or lifting.nested_part(scope.own, dotted(item.value.func))
             if isinstance(part, SourceClass) and self.substitute(part) is None:
-                if self.port(part).collects and isinstance(item.targets[0], ast.Name):
+                is_output = self.port(part).collects and not _returns_array(part)
+                if is_output and isinstance(item.targets[0], ast.Name):
                     scope.outputs = item.targets[0].id
 
     def _lift_call(self, scope: Scope, visitor: Any, node: ast.Call) -> ast.AST | None:
@@ -871,6 +872,18 @@ def _inputs_of(part: SourceClass | str) -> list[str]:
     return [] if function is None else parameters(function)
 
 
+def _returns_array(part: SourceClass) -> bool:
+    """Returns whether a module returns the result of a layer of PyTorch instead of an output."""
+    if part.forward is None:
+        return False
+    values = [node.value for node in ast.walk(part.forward) if isinstance(node, ast.Return)]
+    return all(
+        isinstance(value, ast.Call)
+        and str(part.parts.get(own_attribute(value.func))).startswith("nn.")
+        for value in values
+    )
+
+
 def _pass_keys(lines: Sequence[ast.stmt]) -> None:
     """Passes random keys on to the base model, which gets all other arguments unchanged."""
     for item in lines:
@@ -961,7 +974,8 @@ def _signature(
         if is_model:
             parts.append(name if position == 0 else f"{name}=None")
             continue
-        has_default = has_default or name in defaults
+        # Calls leave out a mask that is `None`.
+        has_default = has_default or name in defaults or name == "attention_mask"
         value = ast.unparse(defaults[name]) if name in defaults else "None"
         parts.append(f"{name}={value}" if has_default else name)
     if "segment_ids" in implicit and is_model:
