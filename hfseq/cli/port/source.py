@@ -599,7 +599,7 @@ class _Choices(ast.NodeTransformer):
             )
         table = self.classes.get(dotted(node.value))
         if table is not None and isinstance(node.slice, ast.Constant) and node.slice.value in table:
-            return ast.copy_location(table[node.slice.value], node)  # type: ignore[index]
+            return ast.copy_location(table[node.slice.value], node)
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -690,8 +690,8 @@ class _OwnGradients(ast.NodeTransformer):
                 for line in body
                 if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
             ]
-        for inner in ast.walk(result):
-            ast.copy_location(inner, node)
+        for part in ast.walk(result):
+            ast.copy_location(part, node)
         return result
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
