@@ -114,7 +114,9 @@ class Expressions(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Translates a call."""
         if own_attribute(node.func) in self.frozen:
-            return call("jax.lax.stop_gradient", self.generic_visit(node))
+            ids = [*node.args, *(word.value for word in node.keywords)]
+            embeddings = ast.Call(node.func, [self.visit(arg) for arg in ids], [])
+            return call("jax.lax.stop_gradient", embeddings)
         lifted = self.lift(self, node)
         if lifted is not None:
             return lifted

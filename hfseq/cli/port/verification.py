@@ -145,7 +145,10 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
     if "input_values" in inputs:  # convolutions may need more samples than the battery has
         names.add("input_values")
         values = inputs["input_values"]
-        if values.ndim == 2 and "attention_mask" in inspect.signature(model_class.forward).parameters:
+        if (
+            values.ndim == 2
+            and "attention_mask" in inspect.signature(model_class.forward).parameters
+        ):
             inputs["attention_mask"] = np.ones(values.shape, np.int32)
             inputs["attention_mask"][1, values.shape[1] * 2 // 3 :] = 0
             inputs["input_values"] = values * inputs["attention_mask"].astype(np.float32)
