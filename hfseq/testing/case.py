@@ -229,7 +229,7 @@ class Case:
                 channels = getattr(config, "num_channels", 3)
                 shape = self.model.image_shape() or (channels, 32, 32)
             inputs[name] = random.normal(size=(ROWS, *shape)).astype(np.float32)
-        if self.model.has_input("input_values"):
+        if self.model.has_input("input_values") and "input_values" not in self.extra_inputs:
             inputs |= self.audio_inputs(random)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))

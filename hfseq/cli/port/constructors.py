@@ -10,7 +10,7 @@ import re
 from hfseq.cli.port import lift_heads, table
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.lift_audio import weight_norm_call, weight_norm_statement
-from hfseq.cli.port.lifting import is_cached, pads_values
+from hfseq.cli.port.lifting import extends_cache, is_cached, pads_values, rotary_kind
 from hfseq.cli.port.scope import PortedClass, Scope, Translator, Visitor
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import (
@@ -33,7 +33,9 @@ from hfseq.cli.port.tidying import tidy_constructor
 
 _SKIPPED = re.compile(
     r"self\.(post_init|config = config|gradient_checkpointing|tie_weights|_?init_\w*)\b"
+    r"|self\.\w+\.(weight|bias)\.data(\.\w+_\(| = )"
     r"|nn\.init\.|self\.reset_parameters\(\)|self\._is_hf_initialized"
+    r"|requires_backends\(|self\.eval\(\)|self\.[\w.]+\.data\.\w+_\("
 )
 
 
@@ -42,7 +44,20 @@ _UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
 
 
 class ActivationTables(ast.NodeTransformer):
-    """Replaces lookups in Transformers' table of activations, and `self.config` in constructors."""
+    """Replaces lookups in Transformers' tables of activations.
+
+    The values of `ACT2CLS` are classes, which are called without arguments.
+    """
+
+    def __init__(self) -> None:
+        self.classes: set[str] = set()
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Remembers variables that stand for a class of activations."""
+        value, name = node.value, dotted(node.targets[0])
+        if isinstance(value, ast.Subscript) and dotted(value.value) == "ACT2CLS":
+            self.classes.add(name)
+        return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replaces a lookup in a table."""
@@ -52,8 +67,12 @@ class ActivationTables(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replaces a call of `get_activation`."""
+        """Replaces a call of `get_activation`, and of a class of activations."""
+        function = node.func
+        is_class = isinstance(function, ast.Subscript) and dotted(function.value) == "ACT2CLS"
         self.generic_visit(node)
+        if (is_class or dotted(function) in self.classes) and not node.args:
+            return node.func
         if dotted(node.func) == "get_activation":
             return call("nn.activation", node.args[0])
         return node
@@ -74,6 +93,8 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
+        #: Variables that stand for methods.
+        self.method_names: dict[str, str] = {}
         #: Attributes that the statements so far assign.
         self.assigned: set[str] = set()
         #: Layers of PyTorch that are the defaults of arguments.
@@ -170,7 +191,8 @@ class Constructor:
 
     def add_cache(self, lines: list[ast.stmt]) -> bool:
         """Adds the attributes of `nn.CachedAttention`, if the class derives from it."""
-        if not (self.own.kind == "attention" and is_cached(self.own)):
+        has_cache = self.own.kind == "attention" and is_cached(self.own)
+        if not has_cache and not extends_cache(self.own):
             return False
         text = "\n".join(ast.unparse(item) for item in lines)
         matching = re.search(r"\bself\.(num_key_value_heads|num_kv_heads|kv_heads)\b", text)
@@ -211,14 +233,24 @@ class Constructor:
             return [line for new in simpler for line in self.line(new, visitor)]
         if text.startswith("super(") and self.own.base_layer:
             return [self.base_constructor(item, visitor)]
+        if text.startswith("super(") and self.own.parent is not None:
+            return self.parent_constructor(item, visitor)
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
         if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
             return []
         if isinstance(item, ast.If):
             return self.branch(item, visitor)
+        if isinstance(item, ast.Assign) and is_none(item.value):
+            part = self.own.parts.get(own_attribute(item.targets[0]))
+            if part is not None and not self.is_rotary(part):  # a later statement assigns it
+                item.value = expression("nnx.data(None)")
+                return [item]
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             name = item.targets[0].id
+            if own_attribute(item.value) in self.own.methods:  # a variable for a method
+                self.method_names[name] = own_attribute(item.value)
+                return []
             matching = self.variables.get(name, [])
             if len(matching) == 2 and isinstance(item.value, ast.IfExp):
                 self.choices[name] = item.value.test
@@ -261,12 +293,20 @@ class Constructor:
         if isinstance(item, ast.Expr) and isinstance(item.value, ast.Call):
             function = item.value.func
             is_append = isinstance(function, ast.Attribute) and function.attr == "append"
+            frozen = re.fullmatch(r"self\.(\w+)\.requires_grad_\(False\)", text)
+            if frozen and frozen[1] in self.own.frozen:  # where it is read, it gets no gradient
+                return []
             if not is_append:
                 self.scope.report(item, "a statement in a constructor")
                 return []
         result = visitor.visit(item)
         result = result if isinstance(result, list) else [] if result is None else [result]
         return self.tie(result)
+
+    @staticmethod
+    def is_rotary(part: SourceClass | str) -> bool:
+        """Whether a part becomes `nn.Rotary`, which is not a module."""
+        return isinstance(part, SourceClass) and rotary_kind(part) is not None
 
     def rename_classes(self, lines: list[ast.stmt]) -> None:
         """Renames classes of the file that are passed on as values."""
@@ -290,6 +330,21 @@ class Constructor:
         assert isinstance(result, ast.Call)
         result.func = expression("super().__init__")
         return ast.Expr(result)
+
+    def parent_constructor(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
+        """Calls the constructor of the class of the file that the class derives from."""
+        parent = self.own.parent
+        if not ast.unparse(item).startswith("super().__init__("):
+            return []
+        assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
+        assert parent is not None
+        node = item.value
+        result = self.construct(visitor, node, parent)
+        if not isinstance(result, ast.Call) or self.translator.substitute(parent) is not None:
+            self.scope.report(item, "a class that derives from a class with a counterpart")
+            return []
+        result.func = expression("super().__init__")
+        return [ast.Expr(result)]
 
     def class_variables(self) -> dict[str, list[SourceClass]]:
         """Returns the classes that a variable of the constructor may stand for.
@@ -369,8 +424,11 @@ class Constructor:
         translated = visitor.visit(value)
         for node in ast.walk(translated):
             path = dotted(node)
-            if path.startswith("config.") and path.count(".") == 1:
+            if path == f"config.{name}":  # the property has the name of the field
+                self.ported.attributes[f"{name}_value"] = path
+            elif path.startswith("config.") and path.count(".") == 1:
                 self.ported.attributes.setdefault(path[7:], path)
+        translated = replace(translated, {f"config.{name}": f"self.{name}_value"})
         texts = {"config": "self"}
         for argument_name in names_read([translated]) & self.argument_names:
             attribute = next((a for a, n in self.stored.items() if n == argument_name), "")
@@ -396,6 +454,8 @@ class Constructor:
         if default is not None:
             node = ast.copy_location(ast.Call(default, node.args, node.keywords), node)
             return self.lift_call(visitor, node)
+        if name in self.method_names:
+            node.func = expression(f"self.{self.method_names[name]}")
         method = own_attribute(node.func)
         if method in self.own.methods:
             self.translator.own_method(self.ported, method)
@@ -449,7 +509,7 @@ class Constructor:
                 n.id for n in ast.walk(comprehension.elt) if isinstance(n, ast.Name)
             }:
                 comprehension.generators[0].target = ast.Name("_", ast.Store())
-        scanned = inner is not None and inner in self.translator.scanned
+        scanned = inner in self.translator.scanned and inner not in self.translator.unrolled
         return call("nn.Layers" if scanned else "nnx.List", *arguments)
 
     def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:
@@ -498,7 +558,7 @@ class Constructor:
 def _creates_module(value: ast.expr) -> bool:
     """Returns whether a translated value is a module or a parameter, and not only a function."""
     text = ast.unparse(value)
-    return re.search(r"\bnnx?\.(?!Function\b)[A-Z]|\brngs\b", text) is not None
+    return re.search(r"\bnnx?\.(?!(Function|Rotary)\b)[A-Z]|\brngs\b", text) is not None
 
 
 def _assigned(body: list[ast.stmt]) -> set[str]:

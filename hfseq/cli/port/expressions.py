@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from hfseq.cli.port import table
 from hfseq.cli.port.syntax import assign, call, dotted, expression, own_attribute
@@ -45,6 +45,7 @@ _PYTHON_METHODS = frozenset(
         *("setdefault", "count", "remove", "reverse", "rsplit", "isdigit", "to_dict"),
     }
 )
+_NUMPY_ARRAYS = ("np.array", "np.zeros", "np.ones", "np.empty", "np.full", "np.arange")
 _CONTAINERS = (ast.Dict, ast.List, ast.ListComp, ast.DictComp, ast.Set)
 #: How a parameter of a layer of PyTorch is read from the layer of hfseq.
 _WEIGHTS = {
@@ -86,18 +87,36 @@ class Expressions(ast.NodeTransformer):
         self.parts = parts
         self.lift = lift
         self.report = report
+        #: Layers without gradients.
+        self.frozen: Collection[str] = ()
+        #: The attributes of all classes of the file that are convolutions.
+        self.convolutions: Collection[str] = ()
         self.containers: set[str] = set()
+        self.dtypes: set[str] = set()
+        #: Parameters that may be `None`.
+        self.optional: set[str] = set()
+        #: The embeddings, and the attribute of the bias, of projections that may be tied to them.
+        self.tied: dict[str, tuple[str, str]] = {}
         self.writes = Writes(None)
 
     def enter(self, function: ast.FunctionDef) -> None:
         """Begins a function: writes into arrays are checked against its other statements."""
         self.containers = set()
+        self.dtypes = {
+            dotted(node.targets[0])
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and dotted(node.value).endswith(".dtype")
+        }
         self.writes = Writes(function)
 
     # -- calls
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Translates a call."""
+        if own_attribute(node.func) in self.frozen:
+            ids = [*node.args, *(word.value for word in node.keywords)]
+            embeddings = ast.Call(node.func, [self.visit(arg) for arg in ids], [])
+            return call("jax.lax.stop_gradient", embeddings)
         lifted = self.lift(self, node)
         if lifted is not None:
             return lifted
@@ -107,6 +126,10 @@ class Expressions(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
             if (numbers := _fixed_numbers(self, node.func.value)) is not None:
                 return numbers
+            inner = ast.walk(node.func.value)
+            functions = [dotted(part.func) for part in inner if isinstance(part, ast.Call)]
+            if functions and all(name.startswith("np.") for name in functions):
+                return node  # numbers that NumPy computes
         rule = table.RULES.get(name)
         if name.startswith("nn.") and rule is not None:
             return self.construct(node) or node
@@ -215,7 +238,10 @@ class Expressions(ast.NodeTransformer):
             if "device" in text or isinstance(argument, ast.Constant):
                 continue
             is_dtype = (
-                "dtype" in text or text.startswith("torch.") or text in ("int", "bool", "float")
+                "dtype" in text
+                or text.startswith("torch.")
+                or text in ("int", "bool", "float")
+                or text in self.dtypes
             )
             dtype = self.visit(
                 argument if is_dtype else ast.Attribute(argument, "dtype", ast.Load())
@@ -238,24 +264,55 @@ class Expressions(ast.NodeTransformer):
         if name in table.CONSTANTS:
             return expression(table.CONSTANTS[name])
         attribute = own_attribute(node)
+        if attribute in self.optional and isinstance(node.ctx, ast.Load):
+            return expression(f"None if {text} is None else {text}[...]")
         if attribute and self.parts.get(attribute) in _ARRAYS and isinstance(node.ctx, ast.Load):
             return _read(node)
         base = self.parts.get("")  # the layer of PyTorch that the class derives from
         if isinstance(base, str) and attribute == "weight" and base in _WEIGHTS:
             return expression(f"self.{_WEIGHTS[base]}")
+        if base == "nn.LayerNorm" and attribute == "eps":
+            return expression("self.epsilon")
+        if base == "nn.LayerNorm" and attribute == "normalized_shape":
+            return expression("self.scale[...].shape")
+        if base == "nn.LayerNorm" and attribute in ("normalized_shape", "eps"):
+            names = {"normalized_shape": "self.scale.shape", "eps": "self.epsilon"}
+            return expression(names[attribute])
         if isinstance(base, str) and attribute == "bias":
             return expression("self.bias[...]")
+        if node.attr == "out_channels" and self.is_convolution(node.value):
+            return expression(f"{ast.unparse(self.visit(node.value))}.kernel.shape[-1]")
+        if own_attribute(node.value) in self.tied and node.attr in ("weight", "bias"):
+            return self._tied(own_attribute(node.value), node.attr)
         part, owner = self.part_of(node.value), ast.unparse(node.value)
         if isinstance(part, str) and node.attr == "weight" and part in _WEIGHTS:
-            return expression(f"{owner}.{_WEIGHTS[part]}")
+            weight = expression(f"{owner}.{_WEIGHTS[part]}")
+            is_frozen = own_attribute(node.value) in self.frozen
+            return call("jax.lax.stop_gradient", weight) if is_frozen else weight
         if isinstance(part, str) and node.attr == "bias" and part.startswith("nn."):
             return expression(f"{owner}.bias[...]")
         return self.generic_visit(node)
+
+    def is_convolution(self, node: ast.AST) -> bool:
+        """Returns whether an expression is a convolution, also in an element of a list."""
+        if str(self.part_of(node)).startswith("nn.Conv"):
+            return True
+        return isinstance(node, ast.Attribute) and node.attr in self.convolutions
+
+    def _tied(self, name: str, leaf: str) -> ast.expr:
+        """Reads a parameter of a projection that may be tied to the embeddings."""
+        embeddings, bias = self.tied[name]
+        if leaf == "bias":
+            return expression(f"self.{bias or f'{name}.bias'}[...]")
+        tied = f"{embeddings}.embedding[...]"
+        return expression(f"{tied} if self.{name} is None else self.{name}.kernel[...].T")
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Leaves parameters that are compared with `None` as they are."""
         is_none = len(node.comparators) == 1 and ast.unparse(node.comparators[0]) == "None"
         if is_none and self.parts.get(own_attribute(node.left)) in _ARRAYS:
+            return node
+        if is_none and self.parts.get("") and own_attribute(node.left) == "bias":
             return node
         return self.generic_visit(node)
 
@@ -308,6 +365,9 @@ class Expressions(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Translates the statements of a function."""
         self.enter(node)
+        node.returns = None
+        for parameter in (*node.args.args, *node.args.kwonlyargs):
+            parameter.annotation = None
         node.body = self.statements(node.body)
         return node
 
@@ -324,6 +384,8 @@ class Expressions(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if dotted(value).endswith(".device"):
             return None
+        if re.fullmatch(r"self\.(\w+) = self\.\1\.to\(.*\)", ast.unparse(node)):
+            return None  # a buffer that follows its input to another device
         if isinstance(value, ast.Call) and dotted(value.func) in ("kwargs.pop", "kwargs.get"):
             name = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
             if name == dotted(target) and name in ("output_hidden_states", "output_attentions"):
@@ -342,6 +404,8 @@ class Expressions(ast.NodeTransformer):
             or isinstance(value, ast.Call)
             and dotted(value.func)
             in ("dict", "list", "set", "defaultdict", "copy.deepcopy", "copy.copy")
+            or isinstance(value, ast.Call)
+            and dotted(value.func) in _NUMPY_ARRAYS  # NumPy's arrays can be changed
         )
         if isinstance(target, ast.Name) and is_container:
             self.containers.add(target.id)

@@ -54,7 +54,10 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"(self\.)?config\._attn_implementation (==|!=) .*": False,
     r"hasattr\(self\.config, '_pre_quantization_dtype'\)": False,
     r"(transformers\.)?is_(deepspeed_zero3_enabled|fsdp_managed_module)\(.*\)": False,
-    r"isinstance\((\w+ := )?\w*mask\w*, dict\)": False,
+    r"isinstance\((\w+ := )?\w*mask\w*, (dict|BlockMask)\)": False,
+    r"torch\.is_autocast_enabled\(.*\)": False,
+    r"isinstance\(None, \w+\)": False,
+    r"isinstance\(hidden_states, (collections\.abc\.)?Sequence\)": False,
     r"isinstance\(\w+, (torch\.)?(FloatTensor|Tensor)\)": True,
 }
 #: Options of encoders that can also be decoders. Their ports are encoders.
@@ -82,6 +85,8 @@ _SKIPPED_CALLS = (
     "torch._check",
     "torch_compilable_check",
 )
+#: Further labels, such as `audio_labels`, for losses that hfseq does not compute in the module.
+_LABELS = re.compile(r"(?!input_)\w+_labels|labels_\w+")
 _UNKNOWN = object()
 
 
@@ -228,6 +233,16 @@ class Folding(ast.NodeTransformer):
     visit_For = _loop
     visit_While = _loop
 
+    def visit_Try(self, node: ast.Try) -> ast.AST | list[ast.stmt]:
+        """Removes handlers that only raise another error."""
+        raises = all(
+            all(isinstance(item, ast.Raise) or _is_skipped(item) for item in handler.body)
+            for handler in node.handlers
+        )
+        if raises and not node.finalbody:
+            return self.body([*node.body, *node.orelse])
+        return self.generic_visit(node)
+
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         """Removes contexts without a meaning in JAX."""
         text = " ".join(ast.unparse(item) for item in node.items)
@@ -240,6 +255,10 @@ class Folding(ast.NodeTransformer):
         """Remembers a constant variable, and removes its assignment."""
         node.value = self.visit(node.value)
         target = node.targets[0]
+        if dotted(target) in self.constants and re.match(
+            r"(Dynamic|EncoderDecoder|Static)Cache\(", ast.unparse(node.value)
+        ):
+            return None  # hfseq stores its caches in the modules
         if isinstance(target, ast.Name) and len(node.targets) == 1:
             if isinstance(node.value, ast.Constant) and (
                 node.value.value is None
@@ -345,6 +364,7 @@ def absent_arguments(names: Sequence[str]) -> dict[str, object]:
         names: The names of the parameters.
     """
     absent = {name: ABSENT_ARGUMENTS[name] for name in names if name in ABSENT_ARGUMENTS}
+    absent |= {name: None for name in names if _LABELS.fullmatch(name)}
     if "input_ids" not in names:
         absent.pop("inputs_embeds", None)
     return absent

@@ -27,12 +27,14 @@ class TiedHead:
         embeddings: The expression of the embeddings in the class that owns the projection.
         has_bias: Whether the projection has a bias that is not tied.
         bias: The attribute with the bias of the projection, if the class owns it.
+        bias_varies: Whether the configuration decides if there is a bias that is not tied.
     """
 
     name: str
     embeddings: str
     has_bias: bool = False
     bias: str = ""
+    bias_varies: bool = False
 
 
 def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
@@ -53,7 +55,10 @@ def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
                 continue
             bias = keys.get(source.removesuffix("weight") + "bias", "").split(".")[-1]
             embeddings = "tied_embeddings" if path else f"self.{target.removesuffix('.weight')}"
-            head = TiedHead(name, embeddings, not bias and _has_bias(holder, name), bias)
+            option = _bias_option(holder, name)
+            has_bias = not bias and not (isinstance(option, ast.Constant) and not option.value)
+            varies = has_bias and not isinstance(option, ast.Constant)
+            head = TiedHead(name, embeddings, has_bias, bias, varies)
             heads.setdefault(holder.name, {})[name] = head
     return heads
 
@@ -67,14 +72,14 @@ def tied_embeddings(owner: SourceClass) -> str:
     return f"self.{targets[0].removesuffix('.weight')}" if targets else "None"
 
 
-def _has_bias(owner: SourceClass, name: str) -> bool:
+def _bias_option(owner: SourceClass, name: str) -> ast.expr:
+    """Returns the expression of the option `bias` of a linear layer."""
     for node in ast.walk(owner.methods["__init__"]):
         if isinstance(node, ast.Assign) and own_attribute(node.targets[0]) == name:
             for inner in calls(node.value):
                 if dotted(inner.func).endswith("nn.Linear"):
-                    bias = argument(inner, 2, "bias")
-                    return not (isinstance(bias, ast.Constant) and bias.value is False)
-    return False
+                    return argument(inner, 2, "bias") or ast.Constant(True)
+    return ast.Constant(False)
 
 
 def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
@@ -86,7 +91,10 @@ def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr
     x = visitor.visit(node.args[0])
     attend = f"{head.embeddings}.attend"
     if head.has_bias:
-        tied = f"partial({attend}, bias=self.{name}.bias[...])"
+        bias = f"self.{name}.bias[...]"
+        if head.bias_varies:
+            bias = f"None if self.{name}.bias is None else {bias}"
+        tied = f"partial({attend}, bias={bias})"
         function = f"{tied} if self.{name}.kernel is None else self.{name}"
     else:
         function = f"self.{name} or {attend}"

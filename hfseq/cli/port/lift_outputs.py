@@ -66,6 +66,9 @@ def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr 
         if word.arg is None and not _passes_base_output(word.value, scope):
             scope.report(node, "an output class with ** arguments")
             return node
+    if any(isinstance(value, ast.Starred) for value in node.args):
+        scope.report(node, "an output class with * arguments")
+        return node
     for field, value in bind(node, fields).items():
         if field not in _DROPPED_FIELDS and not is_none(value):
             values[field] = visitor.visit(value)

@@ -218,12 +218,16 @@ def _text_rotary_kind(owner: SourceClass) -> str | None:
 def rotation_kind(scope: Scope) -> str | None:
     """Returns which features `apply_rotary_pos_emb` pairs, "split" or "interleaved", or `None`."""
     functions = scope.translator.file.functions
-    half, apply = functions.get("rotate_half"), functions.get("apply_rotary_pos_emb")
-    if half is None or apply is None:
+    apply = functions.get("apply_rotary_pos_emb")
+    names = set(re.findall(r"\b(rotate_\w+)\(", _body_text(apply)))
+    half = functions.get(next(iter(names), ""))
+    if half is None or apply is None or len(names) != 1:
         return None
     text, body = _body_text(half), _body_text(apply)
     if re.search(r"\(-x2, x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
         return "split" if "repeat_interleave" not in body else None
+    if re.search(r"\(x2, -x1\), dim=-1\)$", text) and "x.shape[-1] // 2" in text:
+        return "reversed" if "repeat_interleave" not in body else None
     if re.search(r"\[\.\.\., 0?::2\]", text) and re.search(r"stack\([\[(]-x2, x1[\])]", text):
         return "interleaved"
     return None
@@ -274,7 +278,7 @@ def remove_layerdrop(function: ast.FunctionDef) -> None:
     Remove().visit(function)
 
 
-_CACHE = re.compile(r"^(cache|past_key_values?|layer_past)$")
+_CACHE = re.compile(r"^(curr_)?(cache|past_key_values?|layer_past)$")
 
 
 def mark_cache_updates(function: ast.FunctionDef) -> None:
@@ -294,6 +298,11 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
                 ]
                 if marks and isinstance(node.test, ast.Compare):
                     return marks
+                if marks and re.match(
+                    r"cache is not None and \(?not is_cross_attention\)? or ",
+                    ast.unparse(node.test),
+                ):  # the second part concerns cross-attention
+                    node.test, node.body = expression("not is_cross_attention"), list(marks)
             return node
 
         def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -308,12 +317,81 @@ def mark_cache_updates(function: ast.FunctionDef) -> None:
     Mark().visit(function)
 
 
+_UPDATE = re.compile(
+    r"(\w+), (\w+)\)? = (?:curr_)?(?:cache|past_key_values?|layer_past)\.update\(\1, \2, "
+)
+
+
+def extends_cache(owner: SourceClass) -> bool:
+    """Returns whether a class with its own softmax caches keys and values of past tokens."""
+    if owner.forward is None or owner.kind != "module" or owner.file.encoder_only:
+        return False
+    if "attention_mask" not in parameters(owner.forward) or may_attend_across(owner):
+        return False
+    found = _UPDATE.findall(_body_text(owner.forward))
+    # Rows of a mask that are counted from the last key are other rows if the cache is not full.
+    if re.search(r"\[(:, )*(\w+) - \w+:\2, :\2\]", owner.text):
+        return False
+    uses_masks = re.search(r"\bcreate_causal_mask\(", owner.file.text) is not None
+    return len(found) == 1 and uses_masks
+
+
+@statement_lift
+def lift_cache_update(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """The update of the cache by a class with its own softmax, which adds a mask to the scores."""
+    if not isinstance(item, ast.Assign) or not isinstance(item.value, ast.Call):
+        return None
+    if dotted(item.value.func) != "extend_cache" or not extends_cache(scope.own):
+        return None
+    key, value = (ast.unparse(arg) for arg in item.value.args)
+    mask = f"F.additive_mask(mask, causal=causal, shape=(length, {key}.shape[1]))"
+    if scope.translator.file.hides_with_booleans:
+        mask = f"{mask} < 0"
+    return statements(
+        f"length = {key}.shape[2]\n"
+        f"{key}, {value}, mask, causal = nn.extend_cache("
+        f"self, {key}.swapaxes(1, 2), {value}.swapaxes(1, 2), attention_mask)\n"
+        f"attention_mask = {mask}\n"
+        f"{key}, {value} = ({key}.swapaxes(1, 2), {value}.swapaxes(1, 2))"
+    )
+
+
+_ACROSS = ("key_value_states", "encoder_hidden_states")
+
+
+def unpassed_states(owner: SourceClass) -> list[str]:
+    """Returns the arguments of an attention class for cross-attention that its file never uses.
+
+    They are either arguments that the port does not support, or no call in the file passes them.
+    """
+    arguments = [name for name in parameters(owner.forward) if name in _ACROSS]  # type: ignore[arg-type]
+    methods = [m for other in owner.file.classes.values() for m in other.methods.values()]
+    passed = {
+        word.arg
+        for method in methods
+        for node in ast.walk(method)
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+    }
+    return [name for name in arguments if name in owner.file.absent or name not in passed]
+
+
+def may_attend_across(owner: SourceClass) -> bool:
+    """Returns whether an attention class is also used for cross-attention."""
+    arguments = [name for name in parameters(owner.forward) if name in _ACROSS]  # type: ignore[arg-type]
+    return arguments != unpassed_states(owner)
+
+
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
     forward = owner.forward
     if owner.file.encoder_only:
         return False
-    if forward is None or not re.search(r"\b(cache|past_key_values?)\.update\(", owner.text):
+    if forward is None or not re.search(
+        r"\b(curr_)?(cache|past_key_values?|layer_past)\.update\(", owner.text
+    ):
+        return False
+    if may_attend_across(owner):
         return False
     constructor = owner.methods.get("__init__")
     text = ast.unparse(constructor) if constructor else ""
@@ -339,6 +417,8 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
             return False
         if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", projection_text):
             return False
+        if re.search(rf"\b{name} [*+] (?!self\.\w+$)\w+\(", projection_text, re.MULTILINE):
+            return False  # arithmetic with an array of another function
     return "transpose(2, 3)" not in projection_text and "expand(" not in projection_text
 
 
@@ -354,13 +434,40 @@ class _DropTransposes(ast.NodeTransformer):
 
 def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
     """Translates the statements of an attention class that concern rotation, cache and softmax."""
-    keeps_layout = heads_last_variables(body)
+    rotates_itself = "apply_rotary" in _body_text(scope.own.forward) and not _has_rotary(scope)
+    keeps_layout = heads_last_variables(body) and not rotates_itself
+    keeps_layout = keeps_layout and not _calls_transposing_method(scope, body)
     lines: list[ast.stmt] = []
     for item in body:
         lines += _attention_statement(scope, item, keeps_layout)
     if keeps_layout:
         lines = [_DropTransposes().visit(item) for item in lines]
     return lines
+
+
+def lift_rotations(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
+    """Translates rotations in a class with its own softmax."""
+    lines: list[ast.stmt] = []
+    for item in body:
+        if isinstance(item, ast.If):
+            item.body = lift_rotations(scope, item.body) or [ast.Pass()]
+            item.orelse = lift_rotations(scope, item.orelse)
+        text = ast.unparse(item)
+        is_rotation = re.match(r"[^\n]* = apply_rotary_pos_emb\([^\n]*$", text)
+        if is_rotation or re.match(r"\(?cos, sin\)? = ", text):
+            lines += _attention_statement(scope, item, keeps=False)
+        else:
+            lines.append(item)
+    return lines
+
+
+def _calls_transposing_method(scope: Scope, body: list[ast.stmt]) -> bool:
+    """Returns whether another method of the class moves the heads before the tokens."""
+    text = "\n".join(ast.unparse(item) for item in body)
+    return any(
+        f"self.{name}(" in text and ".transpose(1, 2)" in ast.unparse(method)
+        for name, method in scope.own.methods.items()
+    )
 
 
 def _swap(node: ast.expr | str, keeps_layout: bool) -> str:
@@ -370,10 +477,14 @@ def _swap(node: ast.expr | str, keeps_layout: bool) -> str:
 
 def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.stmt]:
     text = ast.unparse(item)
-    if re.match(r"attention_interface\b", text) or re.match(
-        r"\(?cos, sin\)? = position_embeddings$", text
-    ):
+    if re.match(r"attention_interface\b", text):
         return []
+    if re.match(r"\(?cos, sin\)? = position_embeddings$", text) and _has_rotary(scope):
+        return []
+    match = re.match(r"\(?cos, sin\)? = self\.(\w+)\([^=]*$", text)
+    part = scope.own.parts.get(match[1]) if match else None
+    if isinstance(part, SourceClass) and rotary_kind(part) and isinstance(item, ast.Assign):
+        return [assign("position_embeddings", item.value)]
     if isinstance(item, ast.If):
         if re.search(r"apply_rotary|extend_cache\(|attention_interface\(", text):
             item.body = [
@@ -389,7 +500,7 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
     targets = item.targets[0].elts if isinstance(item.targets[0], ast.Tuple) else []
     if name == "apply_rotary_emb" and len(targets) == 2 and len(item.value.args) == 3:
         return _rotate_complex(scope, item, targets, keeps)
-    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+    if name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave") and _has_rotary(scope):
         return _rotate(scope, item, targets, keeps)
     if name == "extend_cache":
         scope.translator.cache_targets[scope.own.name] = [ast.unparse(t) for t in targets]
@@ -397,6 +508,11 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
     if name == "attention_interface":
         return _attend(scope, item, keeps)
     return [item]
+
+
+def _has_rotary(scope: Scope) -> bool:
+    """Returns whether a class of rotary embeddings of the file becomes `nn.Rotary`."""
+    return any(rotary_kind(owner) for owner in scope.translator.file.classes.values())
 
 
 def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool) -> list[ast.stmt]:
@@ -431,9 +547,12 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     dimension = keyword(node, "unsqueeze_dim")
     heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
     suffix = ", interleaved=True" if kind_name == "interleaved" else ""
+    angles_text = "position_embeddings"
+    if kind_name == "reversed":
+        angles_text = "(position_embeddings[0], -position_embeddings[1])"
     lines: list[ast.stmt] = []
     for target, value in zip(targets or item.targets, node.args[:count], strict=True):
-        rotated = f"nn.rotate({_swap(value, heads_last)}, position_embeddings{suffix})"
+        rotated = f"nn.rotate({_swap(value, heads_last)}, {angles_text}{suffix})"
         lines.append(assign(ast.unparse(target), _swap(rotated, heads_last)))
     return lines
 
@@ -466,6 +585,7 @@ _KNOWN_WORDS = {
     "sliding_window",
     "attention_mask",
     "is_causal",
+    "s_aux",
 }
 
 
@@ -481,6 +601,9 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     position_bias = keyword(node, "position_bias")
     if position_bias is not None and not is_none(position_bias):
         words["bias"] = position_bias
+    sinks = keyword(node, "s_aux")
+    if sinks is not None and not is_none(sinks):
+        words["sinks"] = sinks
     mask = argument(node, 4, "attention_mask")
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []
@@ -648,6 +771,21 @@ def sliding_window(scope: Scope) -> str:
 
 
 @call_lift
+def lift_hidden_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
+    """`create_causal_mask(...).to(torch.bool)`, which is true where a key is hidden."""
+    function = node.func
+    if not (isinstance(function, ast.Attribute) and function.attr == "to"):
+        return None
+    if [ast.unparse(arg) for arg in node.args] != ["torch.bool"]:
+        return None
+    if not scope.translator.file.hides_with_booleans or not isinstance(function.value, ast.Call):
+        return None
+    if dotted(function.value.func) != "create_causal_mask":
+        return None
+    return visitor.visit(function.value)
+
+
+@call_lift
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions that build attention masks."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
@@ -659,6 +797,14 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         return None
     names = ["config", "inputs_embeds", "attention_mask", "encoder_hidden_states"]
     values = bind(node, names)
+    packed = values.get("and_mask_function")
+    if (
+        isinstance(packed, ast.Call)
+        and dotted(packed.func) == "packed_sequence_mask_function"
+        and name == "create_bidirectional_mask"
+        and is_none(values.get("attention_mask", ast.Constant(None)))
+    ):  # tokens with the same number see each other
+        return call("nn.visible", "None", visitor.visit(packed.args[0]))
     for odd in (
         "or_mask_function",
         "and_mask_function",
@@ -672,7 +818,16 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
             mask = scope.translator.mask_arguments[dotted(word.value)]
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
-    if not any(o.kind == "attention" for o in scope.translator.file.classes.values()):
+    classes = scope.translator.file.classes.values()
+    if not any(o.kind == "attention" for o in classes):
+        updating = [o for o in classes if o.forward and _UPDATE.search(_body_text(o.forward))]
+        if (
+            updating
+            and all(map(extends_cache, updating))
+            and kind_name == "full"
+            and "causal" in name
+        ):
+            return call("nn.visible", text, "segment_ids")
         if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
         scope.report(node, "a mask for attention that does not use the attention interface")
@@ -722,12 +877,15 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
             words[name] = expression("segment_ids")
     index = loop.index
     used = {n.id for v in words.values() for n in ast.walk(v) if isinstance(n, ast.Name)}
-    if index in used or loop.variable in used:
+    varies = index in used or loop.variable in used
+    if varies and layer not in scope.translator.unrolled:
         scope.report(item, "a loop over layers whose arguments depend on the number of the layer")
     first = values.get(ported.arguments[0]) if ported.arguments else None
     if first is None or ast.unparse(first) != state:
         scope.report(item, "a loop over layers in a form that is not known")
     scope.runs_layers = True
+    if layer in scope.translator.unrolled:
+        return _unrolled_loop(scope, loop, words)
     run = call(
         "nn.run_layers",
         f"self.{loop.name}",
@@ -742,6 +900,31 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         states = f"(*inputs, {state}) if output_hidden_states else None"
         lines.append(assign("all_hidden_states", states))
     return list(lines)
+
+
+def _unrolled_loop(scope: Scope, loop: LayerLoop, words: dict[str, ast.expr]) -> list[ast.stmt]:
+    """A loop whose layers get different arguments, which `nn.run_layers` does not support."""
+    state, index = loop.state, loop.index or "number"
+    words = {name: replace(value, {loop.variable: "layer"}) for name, value in words.items()}  # type: ignore[misc]
+    node = call(
+        "layer",
+        state,
+        **words,
+        rngs=f"None if keys is None else keys.fold_in({index})",
+        return_weights="output_attentions",
+    )
+    lines = statements(
+        "keys = None if rngs is None else rngs.child()\n"
+        "inputs, attentions = ((), ())\n"
+        f"for {index}, layer in enumerate(self.{loop.name}):\n"
+        f"    inputs = (*inputs, {state})\n"
+        f"    {state}, weights = {ast.unparse(node)}\n"
+        "    attentions = (*attentions, weights)"
+    )
+    if not scope.ties_last:
+        states = f"(*inputs, {state}) if output_hidden_states else None"
+        lines.append(assign("all_hidden_states", states))
+    return lines
 
 
 class LayerLoop:
@@ -819,7 +1002,9 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
 def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
     """Functions of hfseq and JAX that other lifts have inserted."""
     name = dotted(node.func)
-    if not re.fullmatch(r"(nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name):
+    if not re.fullmatch(
+        r"(F\.additive_mask|nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name
+    ):
         return None
     args = [visitor.visit(arg) for arg in node.args]
     words = [ast.keyword(word.arg, visitor.visit(word.value)) for word in node.keywords]
@@ -966,6 +1151,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         if field not in _DROPPED_FIELDS and not is_none(value):
             words[field] = visitor.visit(value)
     add_collected(scope, words)
+    if "NoAttention" in name and not scope.runs_layers:
+        words.pop("attentions", None)
     return call(f"out.Flax{target}", **words)
 
 

@@ -18,6 +18,7 @@ IMPLICIT_ARGUMENTS = {
     "tied_embeddings": "None",
     "segment_ids": "None",
     "rngs": "None",
+    "init": "None",
     "return_weights": "False",
     "output_attentions": "False",
     "output_hidden_states": "False",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
 import re
@@ -10,8 +11,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
-from hfseq.cli.port.syntax import calls, dotted, own_attribute, replace
+from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean
+from hfseq.plugins.registry import FALLBACK_TASKS, TASKS
 
 
 def transformers_folder() -> Path:
@@ -44,6 +46,8 @@ class SourceClass:
         self.bases = [ast.unparse(base) for base in node.bases]
         self.decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
         self.methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        for method in self.methods.values():
+            _to_instance_method(method)
         self.fields: dict[str, ast.expr] = {}
         for item in node.body:
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
@@ -90,6 +94,8 @@ class SourceClass:
             return "attention"
         if any("GradientCheckpointingLayer" in base for base in self.bases):
             return "layer"
+        if self.name in self.file.recorded_layers:
+            return "layer"
         if any(base.endswith("PreTrainedModel") for base in self.bases):
             return "model"
         if self.parent is not None and self.parent.kind in ("model", "layer"):
@@ -104,6 +110,25 @@ class SourceClass:
             for node in ast.walk(self.methods.get("__init__", ast.Pass()))
             if isinstance(node, ast.Assign) and own_attribute(node.targets[0])
         }
+
+    @functools.cached_property
+    def frozen(self) -> set[str]:
+        """The embeddings that the constructor excludes from training."""
+        constructor = ast.unparse(self.methods.get("__init__", ast.Pass()))
+        names = re.findall(r"self\.(\w+)\.requires_grad_\(False\)", constructor)
+        return {name for name in names if self.parts.get(name) == "nn.Embedding"}
+
+    @functools.cached_property
+    def optional_parameters(self) -> set[str]:
+        """The parameters that only some configurations have and whose absence no test finds."""
+        names: set[str] = set()
+        for node in ast.walk(self.methods.get("__init__", ast.Pass())):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+                name, text = own_attribute(node.targets[0]), ast.unparse(node.value)
+                if "nn.Parameter(" in text and text.endswith("else None"):
+                    if not re.search(rf"self\.{name} is (not )?None", self.text):
+                        names.add(name)
+        return names
 
     def keeps_field(self, name: str) -> bool:
         """Returns whether an attribute, if it exists, is the field of the configuration."""
@@ -155,6 +180,32 @@ class SourceClass:
                 name = own_attribute(node.func.value)
                 if name and node.func.attr == "append" and name in self.lists and node.args:
                     self.lists[name] = next(self._classes(node.args[0]), self.lists[name])
+
+    def inherit_parts(self) -> None:
+        """Adds the submodules that the constructor of the parent creates."""
+        constructor = ast.unparse(self.methods.get("__init__", ast.Pass()))
+        if self.parent is None or constructor and "super().__init__(" not in constructor:
+            return
+        self.parent.inherit_parts()
+        self.parts = self.parent.parts | self.parts
+        self.alternatives = self.parent.alternatives | self.alternatives
+        self.lists = self.parent.lists | self.lists
+
+    def inherit_methods(self) -> None:
+        """Adds the methods of the abstract base class that the methods of the class call."""
+        shared = {
+            name: method
+            for base in self.bases
+            if (owner := self.file.classes.get(base)) is not None and owner.kind == "abstract"
+            for name, method in owner.methods.items()
+            if name not in self.methods and not name.startswith("_init")
+        }
+        while True:
+            text = "\n".join(ast.unparse(method) for method in self.methods.values())
+            called = {name for name in shared.keys() - self.methods if f"self.{name}(" in text}
+            if not called:
+                return
+            self.methods |= {name: shared[name] for name in sorted(called)}
 
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
@@ -217,6 +268,8 @@ class SourceClass:
             self.lists[name] = next(self._classes(value, skip=value), "")
             return
         for part in self._classes(value):
+            if self.parts.get(name) == "nn.Identity":  # the other class has more arguments
+                self.parts[name] = part
             self.parts.setdefault(name, part)
             if part not in self.alternatives.setdefault(name, []):
                 self.alternatives[name].append(part)
@@ -232,6 +285,14 @@ class SourceClass:
                 yield f"nn.{name}" if name == "LayerNorm" else name
             elif re.fullmatch(r"nn\.(?!Buffer)[A-Z]\w+", name):
                 yield name
+
+
+def _to_instance_method(method: ast.FunctionDef) -> None:
+    """Turns a class method into a method."""
+    if [ast.unparse(decorator) for decorator in method.decorator_list] == ["classmethod"]:
+        first = method.args.args[0]
+        replace(method, {first.arg: expression("self")})
+        first.arg, method.decorator_list = "self", []
 
 
 def is_stored_buffer(node: ast.Call) -> bool:
@@ -285,6 +346,8 @@ class SourceFile:
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _ClassTables(tree).visit(tree)
+        _Choices(tree).visit(tree)
+        _OwnGradients(tree).visit(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
@@ -322,10 +385,46 @@ class SourceFile:
         for owner in self.classes.values():
             if "__init__" in owner.methods:
                 constructor = owner.methods["__init__"]
+                if owner.base_layer == "nn.LayerNorm":
+                    _name_arguments(constructor)
                 constants = {"is_cross_attention": False} if self.encoder_only else {}
                 body = fold(constructor.body, constants, self.tests)
                 constructor.body = _without_aliases(body, self.classes) or [ast.Pass()]
             owner.find_parts()
+        for owner in self.classes.values():
+            owner.inherit_parts()
+            owner.inherit_methods()
+
+    @property
+    def activations(self) -> dict[str, str]:
+        """The names in Transformers' table of the activation functions that the file imports."""
+        return {
+            name: original
+            for name, (item, original) in self._origins.items()
+            if item.module == "activations" and original in _ACTIVATIONS
+        }
+
+    @functools.cached_property
+    def recorded_layers(self) -> set[str]:
+        """The classes whose outputs PyTorch returns as hidden states."""
+        layers: set[str] = set()
+        for owner in self.classes.values():
+            records = owner.fields.get("_can_record_outputs")
+            if isinstance(records, ast.Dict):
+                for key, value in zip(records.keys, records.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "hidden_states":
+                        layers.add(dotted(value))
+        return layers
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The source of the classes of the file without comments."""
+        return "\n".join(owner.text for owner in self.classes.values())
+
+    @property
+    def hides_with_booleans(self) -> bool:
+        """Whether the causal mask of the file is true where a key is hidden."""
+        return bool(re.search(r"create_causal_mask\([^()]*\)\.to\(torch\.bool\)", self.text))
 
     @property
     def relative_path(self) -> str:
@@ -363,12 +462,26 @@ class SourceFile:
         plain = [owner for owner in models if owner.name.endswith("Model")]
         return next(iter(plain or models), None)
 
+    def _has_other_config(self, owner: SourceClass) -> bool:
+        """Returns whether a class has the configuration of another model type of the file.
+
+        Such a class is a head of the whole model, and this file is ported for one of its parts.
+        """
+        types = model_types()
+        folder = self.path.parent.name
+        others = {name for kind, name in types.items() if module_folder(kind) == folder}
+        others.discard(types[self.model_type])
+        return any(_mentions(owner, name) for name in others)
+
     def heads(self) -> dict[str, SourceClass]:
         """Returns the class for each task, such as `Model` and `ForCausalLM`."""
         heads: dict[str, SourceClass] = {}
         for task, name in sorted(self.task_classes.items(), key=lambda item: _task_rank(item[0])):
             owner = self.classes.get(name)
             if owner is not None and owner not in heads.values():
+                suffix = name.removeprefix(self.prefix)
+                if task not in _KNOWN_TASKS and not name.endswith(task):
+                    task = suffix if suffix.startswith("For") else task
                 heads[task] = owner
         if "Model" not in heads and (base := self._base_model()) is not None:
             heads = {"Model": base} | {
@@ -378,21 +491,51 @@ class SourceFile:
         for name, owner in self.classes.items():  # heads without an Auto class
             suffix = name.removeprefix(self.prefix)
             is_head = suffix.startswith("For") and owner.kind in ("model", "generic")
+            if is_head and self._has_other_config(owner):
+                continue
             if is_head and name not in found_classes and suffix not in heads and "Model" in heads:
                 heads[suffix] = owner
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
 
 
 class _ClassTables(ast.NodeTransformer):
-    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
+    """Replaces tables of classes by the classes.
+
+    `CLASSES[config._attn_implementation]` becomes the class for eager attention, and
+    `NORMS[config.norm_type](size)` becomes a choice between constructors.
+    """
 
     def __init__(self, tree: ast.Module):
         self.tables: dict[str, str] = {}
+        self.choices: dict[str, dict[str, ast.expr]] = {}
+        classes = {item.name for item in tree.body if isinstance(item, ast.ClassDef)}
         for item in tree.body:
             if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
                 for key, value in zip(item.value.keys, item.value.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
                         self.tables[dotted(item.targets[0])] = dotted(value)
+                names = [dotted(value) for value in item.value.values]
+                keys = [getattr(key, "value", None) for key in item.value.keys]
+                is_class = [re.match(r"nn\.[A-Z]", name) or name in classes for name in names]
+                if len(names) > 1 and all(is_class) and all(isinstance(k, str) for k in keys):
+                    table = dict(zip(map(str, keys), item.value.values, strict=True))
+                    if "eager" not in table:
+                        self.choices[dotted(item.targets[0])] = table
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Subscript):
+            return node
+        table = self.choices.get(dotted(node.func.value))
+        if table is None:
+            return node
+        *named, last = table.items()
+        result: ast.expr = ast.Call(last[1], node.args, node.keywords)
+        for key, value in reversed(named):
+            test = ast.Compare(node.func.slice, [ast.Eq()], [ast.Constant(key)])
+            constructor = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
+            result = ast.IfExp(test, constructor, result)
+        return ast.fix_missing_locations(ast.copy_location(result, node))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
@@ -400,6 +543,198 @@ class _ClassTables(ast.NodeTransformer):
         if name is not None and ast.unparse(node.slice).endswith("attn_implementation"):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
+
+
+class _Choices(ast.NodeTransformer):
+    """Writes out lookups in tables of layers and of activation functions.
+
+    `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else NoNorm(size)`, and
+    `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there.
+    """
+
+    def __init__(self, tree: ast.Module):
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        activations = {
+            alias.asname or alias.name: alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == "activations"
+            for alias in node.names
+        }
+        self.aliases = {
+            dotted(item.targets[0]): item.value
+            for item in tree.body
+            if isinstance(item, ast.Assign) and re.fullmatch(r"nn\.[A-Z]\w+", dotted(item.value))
+        }
+        self.classes: dict[str, dict[str, ast.expr]] = {}
+        self.functions: dict[str, dict[str, str]] = {}
+        for item in tree.body:
+            if not (isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict)):
+                continue
+            names = [key.value for key in item.value.keys if isinstance(key, ast.Constant)]
+            values = item.value.values
+            if not names or len(names) != len(values) or len(item.targets) > 1:
+                continue
+            if not all(isinstance(name, str) for name in names):
+                continue
+            functions = [_activation_name(value, activations) for value in values]
+            if all(functions):
+                self.functions[dotted(item.targets[0])] = dict(zip(names, functions, strict=True))  # type: ignore[arg-type]
+            elif all(
+                dotted(value) in classes or re.fullmatch(r"nn\.[A-Z]\w+", dotted(value))
+                for value in values
+            ):
+                self.classes[dotted(item.targets[0])] = dict(zip(names, values, strict=True))  # type: ignore[arg-type]
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        functions = self.functions.get(dotted(node.value))
+        if functions is not None:
+            names = ast.Dict(
+                [ast.Constant(name) for name in functions],
+                [ast.Constant(name) for name in functions.values()],
+            )
+            lookup = ast.Subscript(names, node.slice, ast.Load())
+            return ast.copy_location(
+                ast.Subscript(ast.Name("ACT2FN", ast.Load()), lookup, ast.Load()), node
+            )
+        table = self.classes.get(dotted(node.value))
+        if table is not None and isinstance(node.slice, ast.Constant) and node.slice.value in table:
+            return ast.copy_location(table[node.slice.value], node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(copy.deepcopy(self.aliases[node.id]), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        base = re.fullmatch(r"nn\.[A-Z]\w+\.(__init__|forward)", dotted(node.func))
+        if base and node.args and dotted(node.args[0]) == "self":  # the method of the base class
+            node.func, node.args = expression(f"super().{base[1]}"), node.args[1:]
+            return ast.fix_missing_locations(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
+            if dotted(node.func.value):  # a module, and not super()
+                node.func = node.func.value
+        if not isinstance(node.func, ast.Subscript):
+            return node
+        table = self.classes.get(dotted(node.func.value))
+        if table is None:
+            return node
+        result: ast.expr | None = None
+        for name, value in reversed(table.items()):
+            choice = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
+            test = ast.Compare(copy.deepcopy(node.func.slice), [ast.Eq()], [ast.Constant(name)])
+            result = choice if result is None else ast.IfExp(test, choice, result)
+        assert result is not None
+        return ast.fix_missing_locations(ast.copy_location(result, node))
+
+
+class _OwnGradients(ast.NodeTransformer):
+    """Turns classes with their own backward pass into functions with `jax.custom_vjp`.
+
+    This applies to functions that save their arguments and nothing else for the backward pass.
+    """
+
+    def __init__(self, tree: ast.Module):
+        self.names: dict[str, str] = {}
+        for node in list(tree.body):
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base) == "torch.autograd.Function" for base in node.bases
+            ):
+                function = self.function(node)
+                if function is not None:
+                    self.names[node.name] = function.name
+                    tree.body.insert(tree.body.index(node), function)
+                    tree.body.remove(node)
+
+    @staticmethod
+    def function(node: ast.ClassDef) -> ast.FunctionDef | None:
+        """Returns the function for a class, or `None` if its form is not known."""
+        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        if set(methods) != {"forward", "backward"}:
+            return None
+        forward, backward = copy.deepcopy(methods["forward"]), copy.deepcopy(methods["backward"])
+        arguments = [arg.arg for arg in forward.args.args][1:]
+        save = f"ctx.save_for_backward({', '.join(arguments)})"
+        if len(backward.args.args) != 2 or forward.args.args[0].arg != "ctx":
+            return None
+        forward.body = [line for line in forward.body if ast.unparse(line) != save]
+        replace(backward, {"ctx.saved_tensors": expression("saved")})
+        results = [line for line in ast.walk(backward) if isinstance(line, ast.Return)]
+        if len(results) != 1 or results[0].value is None:
+            return None
+        if not isinstance(results[0].value, ast.Tuple):
+            results[0].value = ast.Tuple([results[0].value], ast.Load())
+        bodies = [*forward.body, *backward.body]
+        if any("ctx" in ast.unparse(line) for line in bodies):
+            return None
+        name = re.sub(r"(?<=[a-zA-Z])(?=[A-Z][a-z])", "_", node.name).lower()
+        names, gradient = ", ".join(arguments), backward.args.args[1].arg
+        text = (
+            f"def {name}({names}):\n"
+            "    @jax.custom_vjp\n"
+            f"    def apply({names}): pass\n"
+            f"    def forward({names}): return (apply({names}), ({names},))\n"
+            f"    def backward(saved, {gradient}): pass\n"
+            "    apply.defvjp(forward, backward)\n"
+            f"    return apply({names})"
+        )
+        result = ast.parse(text).body[0]
+        assert isinstance(result, ast.FunctionDef)
+        for position, body in ((0, forward.body), (2, backward.body)):
+            inner = result.body[position]
+            assert isinstance(inner, ast.FunctionDef)
+            inner.body = [
+                line
+                for line in body
+                if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+            ]
+        for part in ast.walk(result):
+            ast.copy_location(part, node)
+        return result
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = dotted(node.func).removesuffix(".apply")
+        if dotted(node.func).endswith(".apply") and name in self.names:
+            node.func = ast.copy_location(ast.Name(self.names[name], ast.Load()), node.func)
+        return node
+
+
+def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
+    """Returns the name of an activation function in Transformers' table, or `None`."""
+    if isinstance(value, ast.Call) and not value.args and not value.keywords:
+        return {
+            "nn.ReLU": "relu",
+            "nn.GELU": "gelu",
+            "nn.SiLU": "silu",
+            "nn.Tanh": "tanh",
+            "nn.Sigmoid": "sigmoid",
+        }.get(dotted(value.func))
+    name = imported.get(dotted(value))
+    return name if name in _ACTIVATIONS else None
+
+
+#: Functions of `transformers.activations` whose names are those in its table.
+_ACTIVATIONS = ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu")
+
+
+def _name_arguments(constructor: ast.FunctionDef) -> None:
+    """Replaces `*args` of a class that derives from `nn.LayerNorm` by the layer's arguments."""
+    if constructor.args.vararg is None or len(constructor.args.args) > 1:
+        return
+    layer = ast.parse("def f(self, normalized_shape, eps=1e-5): pass").body[0]
+    assert isinstance(layer, ast.FunctionDef)
+    constructor.args.args, constructor.args.defaults = layer.args.args, layer.args.defaults
+    name, constructor.args.vararg = constructor.args.vararg.arg, None
+    for node in ast.walk(constructor):
+        if isinstance(node, ast.Call) and any(
+            isinstance(arg, ast.Starred) and dotted(arg.value) == name for arg in node.args
+        ):
+            node.args = [ast.Name("normalized_shape", ast.Load())]
+            node.keywords = [ast.keyword("eps", ast.Name("eps", ast.Load())), *node.keywords]
+    ast.fix_missing_locations(constructor)
 
 
 def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:
@@ -417,6 +752,10 @@ def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast
         if not (isinstance(item, ast.Assign) and dotted(item.targets[0]) in aliases)
     ]
     return [replace(item, aliases) for item in lines]  # type: ignore[misc]
+
+
+#: Tasks whose classes may have any name.
+_KNOWN_TASKS = {*TASKS, *FALLBACK_TASKS}
 
 
 def _mentions(owner: SourceClass, config_name: str) -> bool:

@@ -938,6 +938,12 @@ CREATION = [
         example="torch.eye(3) ; torch.eye(2, 4)",
     ),
     Rule(
+        "torch.FloatTensor",
+        "data",
+        "jnp.asarray(data, jnp.float32)",
+        example="torch.FloatTensor([1.0, 2.0])",
+    ),
+    Rule(
         "torch.LongTensor torch.IntTensor",
         "data",
         "jnp.asarray(data, jnp.int32)",
@@ -1322,7 +1328,7 @@ MODULES = [
     *(
         Rule(
             f"nn.BatchNorm{n}d",
-            "num_features, eps=1e-05, momentum=0.1, affine=True",
+            "num_features, eps=1e-05, momentum=0.1, affine=True, dtype=jnp.float32",
             "nn.BatchNorm(num_features, eps, rngs, channels_first=True)",
             "nn.BatchNorm(num_features, eps, rngs, momentum=1 - momentum, channels_first=True)",
             example=f"nn.BatchNorm{n}d({size}).eval()({x})"
@@ -1478,7 +1484,12 @@ MODULES = [
         "nn.activation('gelu' if approximate == 'none' else 'gelu_pytorch_tanh')",
         example="nn.GELU()(x) ; nn.GELU(approximate='tanh')(x)",
     ),
-    Rule("nn.ReLU", "", "jax.nn.relu", example="nn.ReLU()(x) ; nn.ReLU(inplace=True)(x + 0)"),
+    Rule(
+        "nn.ReLU",
+        "inplace=ignored",
+        "jax.nn.relu",
+        example="nn.ReLU()(x) ; nn.ReLU(inplace=True)(x + 0)",
+    ),
     Rule("nn.ReLU6", "", "jax.nn.relu6", example="nn.ReLU6()(x)"),
     Rule("nn.SiLU", "", "jax.nn.silu", example="nn.SiLU()(x)"),
     Rule("nn.Mish", "", "jax.nn.mish", example="nn.Mish()(x)"),

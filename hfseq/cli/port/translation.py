@@ -128,6 +128,8 @@ class Translator:
         self.loop_variables: dict[str, SourceClass | str] = {}
         self.extra_arguments: dict[str, list[str]] = {}
         self.scanned: set[SourceClass] = set()
+        #: Those of them whose arguments depend on the layer, so that a loop runs them.
+        self.unrolled: set[SourceClass] = set()
         self.per_type: dict[str, dict[str, str]] = {}
         self.read_attributes: set[str] = set()
         self._substitutes: dict[str, Substitute | None] = {}
@@ -165,11 +167,28 @@ class Translator:
             kind = _layer_type(value, loop)
             if kind is not None:
                 self.per_type.setdefault(loop.layer.name, {})[name] = kind
+            elif names_read([value]) & {loop.index, loop.variable}:
+                self.unrolled.add(loop.layer)
 
     @property
     def base(self) -> SourceClass | None:
         """The base model."""
         return self.file.heads().get("Model")
+
+    @property
+    def heads_generate(self) -> bool:
+        """Whether a head of the file generates text."""
+        return "ForCausalLM" in self.file.heads() and not self.file.encoder_only
+
+    @functools.cached_property
+    def convolutions(self) -> set[str]:
+        """The names of attributes that are a convolution in every class that has them."""
+        kinds: dict[str, set[str]] = {}
+        for owner in self.file.classes.values():
+            for name, part in owner.parts.items():
+                kinds.setdefault(name, set()).add(str(part))
+        is_convolution = re.compile(r"nn\.Conv[123]d")
+        return {name for name, parts in kinds.items() if all(map(is_convolution.fullmatch, parts))}
 
     def has_field(self, name: str) -> bool:
         """Returns whether the configuration class has a field."""
@@ -188,7 +207,8 @@ class Translator:
 
     def passes_all(self, scope: Scope, part: SourceClass) -> bool:
         """Returns whether a head passes all its arguments to the base model unchanged."""
-        return self._whole.get(scope.own.name, False) and part.kind == "model"
+        is_forward = scope.method == "forward"
+        return is_forward and self._whole.get(scope.own.name, False) and part.kind == "model"
 
     # Markers.
 
@@ -290,7 +310,17 @@ class Translator:
 
     def expressions(self, scope: Scope, lift: Callable[..., ast.AST | None]) -> Expressions:
         """Returns the translator of expressions for a method."""
-        return Expressions(scope.own.parts, lift, scope.report)
+        visitor = Expressions(scope.own.parts, lift, scope.report)
+        visitor.frozen = scope.own.frozen
+        visitor.optional = scope.own.optional_parameters
+        if scope.method != "__init__":
+            visitor.tied = {
+                name: (head.embeddings, head.bias)
+                for name, head in self.heads_of(scope.own).items()
+                if not head.has_bias
+            }
+        visitor.convolutions = self.convolutions
+        return visitor
 
     def _method(self, ported: PortedClass, name: str) -> ast.FunctionDef:
         owner = ported.source
@@ -298,13 +328,16 @@ class Translator:
         scope = Scope(self, owner, ported, name, self.reporter(owner))
         decorators = " ".join(ast.unparse(d) for d in function.decorator_list)
         scope.ties_last = "tie_last_hidden_states=False" not in decorators
-        if owner.kind == "attention":
+        if owner.kind == "attention" or lifting.extends_cache(owner):
             lifting.mark_cache_updates(function)
         ActivationTables().visit(function)
+        self._expand_arguments(function)
         self._rename_reserved(function)
         names = parameters(function)
         constants = absent_arguments(names)
         constants |= {n: None for n in self.file.absent if n in names}
+        if owner.kind == "attention" and name == "forward":
+            constants |= dict.fromkeys(lifting.unpassed_states(owner))
         if not scope.is_model:
             constants["output_attentions"] = True
         lifting.remove_layerdrop(function)
@@ -313,7 +346,10 @@ class Translator:
             body = self._guard_each(
                 owner, body, lambda lines: lifting.lift_attention_body(scope, lines)
             )
-        self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
+        elif lifting.extends_cache(owner) and name == "forward":
+            body = self._guard_each(owner, body, lambda lines: lifting.lift_rotations(scope, lines))
+        if name == "forward":
+            self._whole[owner.name] = scope.is_model and self._passes_arguments_on(owner, body)
         body = self._configuration(scope, body)
         visitor = self.expressions(
             scope, lambda visitor, node: self._lift_call(scope, visitor, node)
@@ -373,6 +409,26 @@ class Translator:
             if isinstance(node, ast.Name) and node.id in ("out", "nnx", "jnp", "jax"):
                 node.id = {"out": "output"}.get(node.id, f"{node.id}_")
 
+    def _expand_arguments(self, function: ast.FunctionDef) -> None:
+        """Writes out `f(*args)` after `args = g(x, y)`, if `g` returns its arguments."""
+        tuples: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                helper = self.file.functions.get(dotted(node.value.func))
+                if helper is not None and helper.args.vararg is not None:
+                    body = fold(helper.body, {}, self.file.tests)
+                    rest = node.value.args[len(helper.args.args) :]
+                    if [ast.unparse(line) for line in body] == [f"return {helper.args.vararg.arg}"]:
+                        node.value = ast.copy_location(ast.Tuple(rest, ast.Load()), node.value)
+                        tuples[dotted(node.targets[0])] = rest
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                args: list[ast.expr] = []
+                for arg in node.args:
+                    is_tuple = isinstance(arg, ast.Starred) and dotted(arg.value) in tuples
+                    args += copy.deepcopy(tuples[dotted(arg.value)]) if is_tuple else [arg]  # type: ignore[attr-defined]
+                node.args = args
+
     def _passes_arguments_on(self, owner: SourceClass, body: list[ast.stmt]) -> bool:
         """Returns whether a head uses its inputs only as arguments of the base model."""
         models = {
@@ -382,6 +438,8 @@ class Translator:
         }
         if not models or owner.forward is None:
             return False
+        if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
+            return False  # the base model must accept the arguments of the head
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
         base_calls: list[ast.Call] = []
 
@@ -536,7 +594,8 @@ class Translator:
             part = scope.own.parts.get(own_attribute(item.value.func))
             part = part or lifting.nested_part(scope.own, dotted(item.value.func))
             if isinstance(part, SourceClass) and self.substitute(part) is None:
-                if self.port(part).collects and isinstance(item.targets[0], ast.Name):
+                is_output = self.port(part).collects and not _returns_array(part)
+                if is_output and isinstance(item.targets[0], ast.Name):
                     scope.outputs = item.targets[0].id
 
     def _lift_call(self, scope: Scope, visitor: Any, node: ast.Call) -> ast.AST | None:
@@ -633,13 +692,19 @@ class Translator:
     ) -> ast.FunctionDef:
         """Builds the translated function with the arguments that it reads."""
         owner, read = scope.own, names_read(lines)
-        defaults = default_values(source)
+        visitor = self.expressions(scope, lambda *_: None)
+        defaults = {
+            name: visitor.visit(copy.deepcopy(value))
+            for name, value in default_values(source).items()
+        }
         forward = scope.method == "forward"
         skipped = {*absent_arguments(names), *self.file.absent, *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
         if forward and scope.is_model:
             public = ("attention_mask", "position_ids")
             arguments = [n for n in names if n not in skipped and (n in read or n in public)]
+            if self.heads_generate and "position_ids" not in names:
+                arguments.append("position_ids")  # generation passes it to all decoders
         for name in self.extra_arguments.get(owner.name, ()):
             if name not in arguments:
                 arguments.append(name)
@@ -704,9 +769,19 @@ class Translator:
                 left_out[name] = f"{own[0].reason}, line {own[0].line}"
         selected_heads = {n: o for n, o in selected_heads.items() if n not in left_out}
         used: set[str] = set().union(*(self._closure(owner) for owner in selected_heads.values()))
+        text, names = writer.write(self, selected_heads, used, [])
+        for name, missing in self._missing_names(selected_heads, text).items():
+            if name not in ("Model", *(self.requested or ())):
+                left_out[name] = f"the name {missing} has no translation"
+        selected_heads = {n: o for n, o in selected_heads.items() if n not in left_out}
+        used = set().union(*(self._closure(owner) for owner in selected_heads.values()))
         all_markers = [m for name in self.markers if name in used for m in self.markers[name]]
         text, names = writer.write(self, selected_heads, used, all_markers)
         for name in sorted(writer.undefined_names(text)):
+            if name in self.file.activations:
+                activation = self.file.activations[name]
+                self.constants[name] = statement(f"{name} = nn.activation({activation!r})")
+                continue
             value = self.file.constants.get(name)
             if value is not None and _is_literal(value):
                 self.constants[name] = statement(f"{name} = {ast.unparse(value)}")
@@ -726,6 +801,29 @@ class Translator:
             left_out=left_out,
             path=str(self.file.path),
         )
+
+    def _missing_names(self, heads: dict[str, SourceClass], text: str) -> dict[str, str]:
+        """Returns a name that nothing defines for each head that alone reads one.
+
+        Names that the base model reads do not count.
+        """
+        missing = {
+            name
+            for name in writer.undefined_names(text)
+            if (value := self.file.constants.get(name)) is None or not _is_literal(value)
+        }
+        nodes = {name: port.node for name, port in self.ports.items()} | dict(self.helpers)
+        reads = {
+            name: writer.undefined_names(ast.unparse(node)) & missing
+            for name, node in nodes.items()
+            if node is not None
+        } if missing else {}  # fmt: skip
+        found = {
+            name: set().union(*(reads.get(part, set()) for part in self._closure(owner)))
+            for name, owner in heads.items()
+        }
+        base = found.get("Model", set())
+        return {name: min(names - base) for name, names in found.items() if names - base}
 
     def _undefined(self, name: str) -> Marker:
         """Returns a marker for a name that the port reads and nothing defines."""
@@ -767,6 +865,23 @@ class Translator:
                     new = "__call__" if method == "forward" else method
                     lines[f"{ported.name}.{new}"] = node.lineno
         return lines
+
+
+def _inputs_of(part: SourceClass | str) -> list[str]:
+    function = part.forward if isinstance(part, SourceClass) else None
+    return [] if function is None else parameters(function)
+
+
+def _returns_array(part: SourceClass) -> bool:
+    """Returns whether a module returns the result of a layer of PyTorch instead of an output."""
+    if part.forward is None:
+        return False
+    values = [node.value for node in ast.walk(part.forward) if isinstance(node, ast.Return)]
+    return all(
+        isinstance(value, ast.Call)
+        and str(part.parts.get(own_attribute(value.func))).startswith("nn.")
+        for value in values
+    )
 
 
 def _pass_keys(lines: Sequence[ast.stmt]) -> None:
@@ -859,7 +974,8 @@ def _signature(
         if is_model:
             parts.append(name if position == 0 else f"{name}=None")
             continue
-        has_default = has_default or name in defaults
+        # Calls leave out a mask that is `None`.
+        has_default = has_default or name in defaults or name == "attention_mask"
         value = ast.unparse(defaults[name]) if name in defaults else "None"
         parts.append(f"{name}={value}" if has_default else name)
     if "segment_ids" in implicit and is_model:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import logging
 import tempfile
 import warnings
@@ -140,7 +141,18 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
     with torch.device("meta"):
         reference = model_class._from_config(config)
     inputs = tiny.tiny_inputs(reference)
-    names = {name for name in inputs if name in special or _is_spectrogram(name, inputs[name])}
+    names = {name for name in inputs if name in special or _has_own_rank(name, inputs[name])}
+    if "input_values" in inputs:  # convolutions may need more samples than the battery has
+        names.add("input_values")
+        values = inputs["input_values"]
+        if (
+            values.ndim == 2
+            and "attention_mask" in inspect.signature(model_class.forward).parameters
+        ):
+            inputs["attention_mask"] = np.ones(values.shape, np.int32)
+            inputs["attention_mask"][1, values.shape[1] * 2 // 3 :] = 0
+            inputs["input_values"] = values * inputs["attention_mask"].astype(np.float32)
+            names.add("attention_mask")
     # The tiny inputs have two examples, and the battery has eight.
     return {
         name: np.concatenate([inputs[name]] * (ROWS // len(inputs[name])))
@@ -149,8 +161,10 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
     }
 
 
-def _is_spectrogram(name: str, value: Any) -> bool:
-    return name == "input_features" and np.ndim(value) > 2
+def _has_own_rank(name: str, value: Any) -> bool:
+    """Returns whether an input is a spectrogram, or a video instead of an image."""
+    usual = {"input_features": 2, "input_values": 2, "pixel_values": 4}
+    return np.ndim(value) > usual.get(name, 99)
 
 
 def verify(

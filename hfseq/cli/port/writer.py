@@ -13,9 +13,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hfseq.cli.port.lifting import is_cached
+from hfseq.cli.port.lifting import extends_cache, is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.syntax import parameters
+from hfseq.modeling.base import MEDIA_INPUTS
 
 LINE_LENGTH = 100
 
@@ -246,8 +248,8 @@ def describe(translator: Translator, port: PortedClass) -> str:
         return "The decoder with a language modeling head, which may be tied to the embeddings."
     if task == "ForMaskedLM":
         return "The encoder with a masked language modeling head."
-    if owner.kind == "attention":
-        if not is_cached(owner):
+    if owner.kind == "attention" or extends_cache(owner):
+        if not is_cached(owner) and not extends_cache(owner):
             return "Multi-head self-attention."
         if "num_key_value_heads" in owner.text:
             return "Grouped-query attention, in which several query heads share a key-value head."
@@ -279,7 +281,7 @@ def _model_classes(
     arguments = translator.ports[heads["Model"].name].arguments
     main = arguments[0] if arguments else "input_ids"
     is_video = any("num_frames" in owner.text for owner in translator.file.classes.values())
-    is_image = main == "pixel_values" and not is_video
+    is_image = main == "pixel_values"
     parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
@@ -304,9 +306,11 @@ def _model_classes(
         lines.append("    }")
     if renamed := translator.renamed_weights():
         lines.append(f"    weight_templates = {renamed!r}")
-        lines.append("    weight_synonyms = weight_templates")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
+    media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
+    if media or main != "input_ids" and not is_image:
+        lines += _call_of_model([main, *media])
     lines += _stored_collections(translator)
     blocks = ["\n".join(lines)]
     for name in heads:
@@ -317,8 +321,25 @@ def _model_classes(
             text += f"    module_class = {modules[name]}"
             if own_prefix != prefix:
                 text += f'\n    base_model_prefix = "{own_prefix}"'
+            forward = heads[name].forward
+            first = parameters(forward)[0] if forward is not None else main
+            if first != main and first in MEDIA_INPUTS:
+                text += f'\n    main_input_name = "{first}"\n'
+                text += "\n".join(_call_of_model([first]))
             blocks.append(text)
     return blocks
+
+
+def _call_of_model(names: Sequence[str]) -> list[str]:
+    """Returns a call signature for inputs that are not token IDs."""
+    defaults = ", ".join(f"{name}=None" for name in names)
+    passed = ", ".join(f"{name}={name}" for name in names)
+    return [
+        "",
+        f"    def __call__(self, {defaults}, **others):",
+        f"        return super().__call__({passed}, **others)",
+        "",
+    ]
 
 
 def _stored_collections(translator: Translator) -> list[str]:

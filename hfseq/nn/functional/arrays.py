@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from hfseq.nn.visible import Mask, Visibility, as_visibility
+
 Array = jax.Array
 
 
@@ -272,14 +274,26 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
 
 
-def additive_mask(mask: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.Array | None:
-    """Converts a boolean attention mask to the mask that eager attention adds to the scores.
+def additive_mask(
+    mask: Mask,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    causal: bool = False,
+    shape: tuple[int, int] | None = None,
+) -> jax.Array | None:
+    """Converts an attention mask to the mask that eager attention adds to the scores.
 
     Args:
-        mask: True where a key is visible, or `None` if all keys are visible.
+        mask: True where a key is visible, or `None` if all keys are visible. With `shape`, it may
+            also be a description from `hfseq.nn.visible`.
         dtype: Data type of the result.
+        causal: With `shape`, whether a query may only attend to keys at or before its position.
+        shape: Number of queries and number of keys.
 
     Returns:
         0 where a key is visible, and the smallest number elsewhere, or `None`.
     """
+    if shape is not None:
+        mask = as_visibility(mask, causal).array(*shape)
+    assert not isinstance(mask, Visibility)
     return None if mask is None else jnp.where(mask, 0, jnp.finfo(dtype).min).astype(dtype)
