@@ -64,6 +64,9 @@ GENERATED_DATA_CARDS = {
     "spoken-numbers-letters",
     "spoken-numbers-wav2vec2",
     "spoken-numbers-whisper",
+    "wikitext-colbert",
+    "wikitext-minilm",
+    "wikitext-splade",
 }
 # Bytes of training data of a card, over all its training files. Each other file is shortened to a
 # tenth of this.

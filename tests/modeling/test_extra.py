@@ -135,7 +135,7 @@ def test_collections_load_with_the_requested_sharding(tmp_path):
 def test_missing_collections_error_names_the_argument(tmp_path):
     full = recurrent.model()
     bare = FlaxRecurrentForCausalLM(full.config, _do_init=False)
-    with pytest.raises(UsageError, match="requires the collection tally, but `extra` has none"):
+    with pytest.raises(UsageError, match="requires the collections? tally, but `extra` has none"):
         bare(IDS, params=full.params)
     with pytest.raises(UsageError, match="init_extra"):
         bare.save_pretrained(tmp_path, params=full.params)

@@ -75,7 +75,7 @@ def test_a_teacher_with_other_tokens_is_refused(folder, tmp_path):
     tokenizer.add_tokens(["<extra>"])
     with pytest.raises(UsageError, match="1 tokens differ, .*'<extra>' .only student"):
         distilled(tokenizer, folder)
-    with pytest.raises(UsageError, match="--teacher .*nowhere: its tokenizer cannot be loaded"):
+    with pytest.raises(UsageError, match="tokenizer of --teacher .*nowhere"):
         distilled(tokenizer, tmp_path / "nowhere")
     with pytest.raises(UsageError, match="--teacher has no effect"):
         EmbeddingArguments(train_file=["x"], teacher="t", distillation_weight=0)

@@ -127,7 +127,11 @@ def test_dropout_does_not_depend_on_the_other_rows_of_a_batch():
 
 def test_unsupported_configurations_are_rejected():
     for cls, changes, message in (
-        (FlaxDebertaV2Model, {"attention_head_size": 6}, "4 attention heads of 6 .*hidden_size=32"),
+        (
+            FlaxDebertaV2Model,
+            {"attention_head_size": 6},
+            "4 attention heads .* 6 .*hidden_size=32",
+        ),
         (FlaxDebertaV2Model, {"conv_kernel_size": 4}, "conv_kernel_size=4"),
         (
             FlaxDebertaV2ForSequenceClassification,

@@ -499,43 +499,16 @@ class SourceFile:
 
 
 class _ClassTables(ast.NodeTransformer):
-    """Replaces tables of classes by the classes.
-
-    `CLASSES[config._attn_implementation]` becomes the class for eager attention, and
-    `NORMS[config.norm_type](size)` becomes a choice between constructors.
-    """
+    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
 
     def __init__(self, tree: ast.Module):
-        self.tables: dict[str, str] = {}
-        self.choices: dict[str, dict[str, ast.expr]] = {}
-        classes = {item.name for item in tree.body if isinstance(item, ast.ClassDef)}
-        for item in tree.body:
-            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
-                for key, value in zip(item.value.keys, item.value.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
-                        self.tables[dotted(item.targets[0])] = dotted(value)
-                names = [dotted(value) for value in item.value.values]
-                keys = [getattr(key, "value", None) for key in item.value.keys]
-                is_class = [re.match(r"nn\.[A-Z]", name) or name in classes for name in names]
-                if len(names) > 1 and all(is_class) and all(isinstance(k, str) for k in keys):
-                    table = dict(zip(map(str, keys), item.value.values, strict=True))
-                    if "eager" not in table:
-                        self.choices[dotted(item.targets[0])] = table
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.func, ast.Subscript):
-            return node
-        table = self.choices.get(dotted(node.func.value))
-        if table is None:
-            return node
-        *named, last = table.items()
-        result: ast.expr = ast.Call(last[1], node.args, node.keywords)
-        for key, value in reversed(named):
-            test = ast.Compare(node.func.slice, [ast.Eq()], [ast.Constant(key)])
-            constructor = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
-            result = ast.IfExp(test, constructor, result)
-        return ast.fix_missing_locations(ast.copy_location(result, node))
+        self.tables = {
+            dotted(item.targets[0]): dotted(value)
+            for item in tree.body
+            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict)
+            for key, value in zip(item.value.keys, item.value.values, strict=True)
+            if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value)
+        }
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
@@ -548,7 +521,8 @@ class _ClassTables(ast.NodeTransformer):
 class _Choices(ast.NodeTransformer):
     """Writes out lookups in tables of layers and of activation functions.
 
-    `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else NoNorm(size)`, and
+    `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else {}[name]`, with one
+    condition for each entry. The empty dict raises a KeyError for unknown names, as the table does.
     `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there.
     """
 
@@ -621,12 +595,13 @@ class _Choices(ast.NodeTransformer):
         table = self.classes.get(dotted(node.func.value))
         if table is None:
             return node
-        result: ast.expr | None = None
+        result: ast.expr = ast.Subscript(
+            ast.Dict([], []), copy.deepcopy(node.func.slice), ast.Load()
+        )
         for name, value in reversed(table.items()):
             choice = ast.Call(value, copy.deepcopy(node.args), copy.deepcopy(node.keywords))
             test = ast.Compare(copy.deepcopy(node.func.slice), [ast.Eq()], [ast.Constant(name)])
-            result = choice if result is None else ast.IfExp(test, choice, result)
-        assert result is not None
+            result = ast.IfExp(test, choice, result)
         return ast.fix_missing_locations(ast.copy_location(result, node))
 
 
