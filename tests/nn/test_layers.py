@@ -127,8 +127,14 @@ def test_layer_norm_without_bias_or_scale():
 
 def test_layer_classes_have_the_signature_of_their_constructor():
     exported = [getattr(nn, name) for name in nn.__all__ if inspect.isclass(getattr(nn, name))]
-    classes = [item for item in exported if not issubclass(item, nnx.Variable)]
-    assert len(classes) == 26
+    others = (
+        nn.Buffer,
+        nn.ExpertLayer,
+        nn.Sequential,
+        nn.Function,
+    )  # no layers, or *args of layers
+    classes = [item for item in exported if item not in others]
+    assert len(classes) == 23
     for layer_class in classes:
         signature = inspect.signature(layer_class)
         constructor = inspect.signature(layer_class.__init__)
