@@ -846,8 +846,8 @@ CREATION = [
             f"torch.{names}",
             "*size, dtype=...",
             f"jnp.{result}(size, dtype=dtype)",
-            example=""
-            or f"torch.{names}(2, 3) * 0 ; torch.{names}((2, 3), dtype=torch.bool) & False"
+            example=f"(torch.{names}(2, 3) == 0) & False ; "
+            f"torch.{names}((2, 3), dtype=torch.bool) & False"
             if names == "empty"
             else f"torch.{names}(2, 3) ; torch.{names}(4) ; "
             f"torch.{names}((2, x.shape[1]), dtype=torch.long, device=x.device)"
@@ -867,7 +867,8 @@ CREATION = [
             f"torch.{name}_like",
             "x, dtype=...",
             f"jnp.{result}_like(x, dtype=dtype)",
-            example=f"torch.{name}_like(x) * 0 ; torch.{name}_like(x, dtype=torch.bool) & False"
+            example=f"(torch.{name}_like(x) == 0) & False ; "
+            f"torch.{name}_like(x, dtype=torch.bool) & False"
             if name == "empty"
             else f"torch.{name}_like(x) ; torch.{name}_like(x, dtype=torch.bool)",
         )
@@ -885,7 +886,7 @@ CREATION = [
             "x, *size, dtype=None",
             f"jnp.{result}(size, x.dtype)",
             f"jnp.{result}(size, dtype)",
-            example=f"x.new_{name}(2, 3) * 0"
+            example=f"(x.new_{name}(2, 3) == 0) & False"
             if name == "empty"
             else f"x.new_{name}(2, 3) ; x.new_{name}((2,), dtype=torch.bool) ; "
             f"ids.new_{name}(x.shape)",
