@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.errors import UsageError, did_you_mean
+from hfseq.nn.interpolation import resize_matrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -136,50 +137,6 @@ def relative_position_bias(
     return shifted[None, :, :, queries - 1 :]
 
 
-def resampling(size: int, new_size: int, method: str) -> np.ndarray:
-    """Returns the matrix `(new_size, size)` that resizes a vector like PyTorch's `interpolate`.
-
-    The first and last values are repeated beyond the ends, corners are not aligned, and there is no
-    antialiasing.
-
-    Args:
-        size: The number of values.
-        new_size: The new number of values.
-        method: "cubic" (with a = -0.75, whereas `jax.image.resize` uses -0.5) or "linear".
-    """
-    coordinates = (np.arange(new_size) + 0.5) * (size / new_size) - 0.5
-    if method == "linear":
-        coordinates = np.maximum(coordinates, 0.0)
-    left_index = np.floor(coordinates).astype(int)
-    fraction = coordinates - left_index
-    if method == "linear":
-        taps = {0: 1 - fraction, 1: fraction}
-    else:
-        taps = {
-            -1: _far(fraction + 1),
-            0: _near(fraction),
-            1: _near(1 - fraction),
-            2: _far(2 - fraction),
-        }
-    matrix = np.zeros((new_size, size))
-    for shift, weights in taps.items():
-        np.add.at(matrix, (np.arange(new_size), np.clip(left_index + shift, 0, size - 1)), weights)
-    return matrix.astype(np.float32)
-
-
-_CUBIC = -0.75
-
-
-def _near(x: np.ndarray) -> np.ndarray:
-    """Bicubic interpolation kernel of R. Keys (1981), for distances up to 1."""
-    return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
-
-
-def _far(x: np.ndarray) -> np.ndarray:
-    """Keys' cubic kernel for distances from 1 to 2."""
-    return ((_CUBIC * x - 5 * _CUBIC) * x + 8 * _CUBIC) * x - 4 * _CUBIC
-
-
 def resize_grid(table: jax.Array, size: tuple[int, int], method: str = "cubic") -> jax.Array:
     """Resizes a grid of vectors, such as position embeddings of image patches, in float32.
 
@@ -187,12 +144,13 @@ def resize_grid(table: jax.Array, size: tuple[int, int], method: str = "cubic") 
         table: The vectors, `(height, width, features)`. They are returned unchanged if the size is
             already `size`.
         size: New height and width.
-        method: "cubic" or "linear", as in `resampling`.
+        method: "cubic" (with a = -0.75, whereas `jax.image.resize` uses -0.5) or "linear", without
+            antialiasing.
     """
     if table.shape[:2] == size:
         return table
     down, across = (
-        jnp.asarray(resampling(old_size, new_size, method))
+        jnp.asarray(resize_matrix(old_size, new_size, method), jnp.float32)
         for old_size, new_size in zip(table.shape[:2], size, strict=True)
     )
     x = jnp.einsum("ih,hwf,jw->ijf", down, table.astype(jnp.float32), across, precision="highest")

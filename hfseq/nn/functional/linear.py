@@ -32,7 +32,7 @@ def norm(
     x: Array, p: float | str | None = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
     """Computes the vector norm of order `p`. The gradient of the norm of zeros is zero."""
-    size = jnp.abs(x if dtype is None else x.astype(dtype))
+    size = jnp.abs(x) if dtype is None else jnp.abs(x).astype(dtype)
     order = 2.0 if p is None or isinstance(p, str) else p  # a string names the Frobenius norm
     axes = tuple(dim) if isinstance(dim, list | tuple) else dim
     if order == math.inf:

@@ -4,65 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq.nn.interpolation import cubic, resize_matrix
+
 Array = jax.Array
 
 
-def cubic(distance: Any, a: float = -0.75) -> Any:
-    """Computes the weights of cubic interpolation (Keys, 1981) for distances in elements."""
-    library = np if isinstance(distance, np.ndarray) else jnp
-    d = abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return library.where(d <= 1, near, library.where(d < 2, far, 0.0))
+def resize_nearest(
+    x: Array, sizes: Sequence[int], factors: Sequence[float | None], is_exact: bool = False
+) -> Array:
+    """Resizes `(batch, channels, *sizes)` by repeating and leaving out elements.
 
-
-def _triangle(distance: np.ndarray) -> np.ndarray:
-    return np.maximum(0.0, 1 - np.abs(distance))
-
-
-def resize_matrix(
-    length: int,
-    new_length: int,
-    method: str,
-    align_corners: bool = False,
-    factor: float | None = None,
-    antialias: bool = False,
-) -> np.ndarray:
-    """Returns the matrix `(new_length, length)` that interpolates along an axis.
-
-    PyTorch derives the step between samples from the factor that the caller passed, if there is
-    one.
+    Args:
+        x: The array.
+        sizes: The new sizes.
+        factors: The factors that the caller passed, or `None` for each axis without a factor.
+        is_exact: Whether an element stands for the area around its center.
     """
-    step = 1 / factor if factor else length / new_length
-    if align_corners:
-        step = (length - 1) / (new_length - 1) if new_length > 1 else 0.0
-        centers = np.arange(new_length) * step
-    else:
-        centers = (np.arange(new_length) + 0.5) * step - 0.5
-    matrix = np.zeros((new_length, length))
-    if antialias:
-        width = max(step, 1.0)
-        distance = (np.arange(length)[None] - centers[:, None]) / width
-        matrix = _triangle(distance) if method == "linear" else cubic(distance, -0.5)
-        return matrix / matrix.sum(1, keepdims=True)
-    if method == "linear":
-        centers = centers if align_corners else np.maximum(centers, 0)
-    low = np.floor(centers).astype(int)
-    for offset in (0, 1) if method == "linear" else (-1, 0, 1, 2):
-        distance = low + offset - centers
-        weight = _triangle(distance) if method == "linear" else cubic(distance)
-        place = np.arange(new_length), np.clip(low + offset, 0, length - 1)
-        np.add.at(matrix, place, weight)
-    return matrix
-
-
-def _nearest(x: Array, sizes: Any, factors: Any, is_exact: bool) -> Array:
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
         length = x.shape[axis]
         step = np.float32(1 / factor if factor else length / new)
@@ -70,6 +32,32 @@ def _nearest(x: Array, sizes: Any, factors: Any, is_exact: bool) -> Array:
         index = np.minimum(np.floor(places * step).astype(int), length - 1)
         x = jnp.take(x, index, axis)
     return x
+
+
+def resize(
+    x: Array,
+    sizes: Sequence[int],
+    factors: Sequence[float | None],
+    method: str,
+    align_corners: bool = False,
+    antialias: bool = False,
+) -> Array:
+    """Resizes `(batch, channels, *sizes)` by linear or cubic interpolation in float32.
+
+    Args:
+        x: The array.
+        sizes: The new sizes.
+        factors: The factors that the caller passed, or `None` for each axis without a factor.
+        method: "linear" or "cubic".
+        align_corners: Whether the centers of the corner elements stay at their places.
+        antialias: Whether to smooth the array before its sizes are reduced.
+    """
+    y = x.astype(jnp.float32)
+    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        matrix = resize_matrix(x.shape[axis], new, method, align_corners, factor, antialias)
+        product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
+        y = jnp.moveaxis(product, -1, axis)
+    return y.astype(x.dtype)
 
 
 def interpolate(
@@ -106,14 +94,9 @@ def interpolate(
     if mode == "area":
         return adaptive_avg_pool(x, sizes)
     if mode.startswith("nearest"):
-        return _nearest(x, sizes, factors, mode == "nearest-exact")
-    y = x.astype(jnp.float32)
+        return resize_nearest(x, sizes, factors, mode == "nearest-exact")
     method = "cubic" if mode == "bicubic" else "linear"
-    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        matrix = resize_matrix(x.shape[axis], new, method, bool(align_corners), factor, antialias)
-        product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
-        y = jnp.moveaxis(product, -1, axis)
-    return y.astype(x.dtype)
+    return resize(x, sizes, factors, method, bool(align_corners), antialias)
 
 
 def grid_sample(
@@ -167,8 +150,9 @@ def grid_sample(
         left, top = jnp.floor(px), jnp.floor(py)
         columns = [(into_image(left + i, width), cubic(px - left - i)) for i in range(-1, 3)]
         rows = [(into_image(top + i, height), cubic(py - top - i)) for i in range(-1, 3)]
-        terms = [at(row, column) * (wy * wx)[:, None] for row, wy in rows for column, wx in columns]
-        return jnp.stack(terms).sum(0)
+        return sum(
+            at(row, column) * (wy * wx)[:, None] for row, wy in rows for column, wx in columns
+        )
     px, py = into_image(px, width), into_image(py, height)
     if mode == "nearest":
         return at(jnp.round(py), jnp.round(px))

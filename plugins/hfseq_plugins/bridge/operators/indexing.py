@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from hfseq_plugins.bridge.operators.table import operator
+from hfseq.nn import functional as F
+from hfseq_plugins.bridge.operators.table import Function, operator
 
 Array = jax.Array
 
@@ -32,13 +33,7 @@ def _index_select(x: Array, dim: int, index: Array) -> Array:
 
 @operator("gather")
 def _gather(x: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
-    if not x.ndim:
-        return x
-    dim = dim % x.ndim
-    place = tuple(
-        slice(None) if axis == dim else slice(0, size) for axis, size in enumerate(index.shape)
-    )
-    return jnp.take_along_axis(x[place], index, dim, mode="clip")
+    return F.gather(x, dim, index) if x.ndim else x
 
 
 @operator("take_along_dim")
@@ -92,74 +87,39 @@ def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array
     return jnp.where(wide, x + value if accumulate else value, x)
 
 
-def _grid(index: Array, dim: int) -> tuple[Array, ...]:
-    grid = [lax.broadcasted_iota(jnp.int32, index.shape, axis) for axis in range(index.ndim)]
-    grid[dim] = index
-    return tuple(grid)
-
-
-def _scatter(x: Array, dim: int, index: Array, source: ArrayLike, method: str) -> Array:
-    if not x.ndim:
-        x, index = x[None], jnp.atleast_1d(index)
-        return _scatter(x, dim, index, source, method)[0]
-    if isinstance(source, jax.Array) and source.ndim:
-        source = source[tuple(slice(0, size) for size in index.shape)].astype(x.dtype)
-    return getattr(x.at[_grid(index, dim % x.ndim)], method)(source)
+def _scatter(function: Function, x: Array, dim: int, index: Array, *args: Any) -> Array:
+    """Calls a function of `hfseq.nn.functional`, also for an array without axes."""
+    if x.ndim:
+        return function(x, dim, index, *args)
+    return function(x[None], dim, jnp.atleast_1d(index), *args)[0]
 
 
 @operator("scatter.src", "scatter.value")
 def _scatter_set(x: Array, dim: int, index: Array, source: ArrayLike) -> Array:
-    return _scatter(x, dim, index, source, "set")
+    return _scatter(F.scatter, x, dim, index, source)
 
 
 @operator("scatter_add")
 def _scatter_add(x: Array, dim: int, index: Array, source: ArrayLike) -> Array:
-    return _scatter(x, dim, index, source, "add")
+    return _scatter(F.scatter_add, x, dim, index, source)
 
 
 @operator("scatter.reduce", "scatter.value_reduce")
 def _scatter_reduce_name(x: Array, dim: int, index: Array, source: ArrayLike, reduce: str) -> Array:
-    return _scatter(x, dim, index, source, reduce)
+    name = {"add": "sum", "multiply": "prod"}[reduce]
+    return _scatter(F.scatter_reduce, x, dim, index, source, name)
 
 
 @operator("scatter_reduce.two")
 def _scatter_reduce(
     x: Array, dim: int, index: Array, source: Array, reduce: str, include_self: bool = True
 ) -> Array:
-    method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min", "mean": "add"}[reduce]
-    is_written = None
-    if not include_self:
-        is_written = _scatter(jnp.zeros(x.shape, bool), dim, index, True, "set")
-        neutral = {
-            "add": 0,
-            "multiply": 1,
-            "max": _limits(x.dtype)[0],
-            "min": _limits(x.dtype)[1],
-        }[method]
-        base = jnp.where(is_written, jnp.asarray(neutral, x.dtype), x)
-    else:
-        base = x
-    result = _scatter(base, dim, index, source, method)
-    if reduce == "mean":
-        count = _scatter(jnp.zeros(x.shape, x.dtype), dim, index, 1, "add")
-        result = result / jnp.maximum(count + (1 if include_self else 0), 1)
-    return result
+    return _scatter(F.scatter_reduce, x, dim, index, source, reduce, include_self)
 
 
-def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf, jnp.inf
-    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
-
-
-@operator("index_add")
-def _index_add(x: Array, dim: int, index: Array, source: Array, alpha: float = 1) -> Array:
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add((alpha * source).astype(x.dtype))
-
-
-@operator("index_copy")
-def _index_copy(x: Array, dim: int, index: Array, source: Array) -> Array:
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(source.astype(x.dtype))
+operator("index_add")(F.index_add)
+operator("index_copy")(F.index_copy)
+operator("masked_scatter")(F.masked_scatter)
 
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -167,18 +127,9 @@ def _index_fill(x: Array, dim: int, index: Array, value: ArrayLike) -> Array:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(value)
 
 
-@operator("masked_scatter")
-def _masked_scatter(x: Array, mask: Array, source: Array) -> Array:
-    """Writes the n-th number of the source to the n-th place where the mask is true."""
-    flat = jnp.broadcast_to(mask, x.shape).reshape(-1)
-    place = jnp.maximum(jnp.cumsum(flat) - 1, 0)
-    values = jnp.take(source.reshape(-1), place, mode="clip").astype(x.dtype)
-    return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
-
-
 @operator("one_hot")
 def _one_hot(x: Array, num_classes: int = -1) -> Array:
-    return jax.nn.one_hot(x, num_classes, dtype=jnp.int32)
+    return F.one_hot(x, num_classes)
 
 
 @operator("searchsorted.Tensor", "searchsorted.Scalar")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from hfseq import nn
+from hfseq.nn import functional as F
+from hfseq.nn.functional.resampling import resize, resize_nearest
 from hfseq_plugins.bridge import state
 from hfseq_plugins.bridge.operators.table import Dims, Sizes, operator
 
@@ -48,34 +49,10 @@ def convolution(
         return result[0]
     n = weight.ndim - 2
     stride, padding, dilation = (_repeat(value, n) for value in (stride, padding, dilation))
-    letters = "DHW"[-n:]
-    numbers = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
     if transposed:
-        sizes = weight.shape[2:]
-        weight = jnp.flip(weight, range(2, 2 + n))
-        inputs, outputs = weight.shape[:2]
-        weight = weight.reshape(groups, inputs // groups, outputs, *sizes).swapaxes(1, 2)
-        weight = weight.reshape(groups * outputs, inputs // groups, *sizes)
-        pads = [
-            (gap * (size - 1) - pad, gap * (size - 1) - pad + extra)
-            for gap, size, pad, extra in zip(
-                dilation, sizes, padding, _repeat(output_padding, n), strict=True
-            )
-        ]
-        options: dict[str, Any] = {"window_strides": [1] * n, "lhs_dilation": stride}
-    else:
-        pads = [(pad, pad) for pad in padding]
-        options = {"window_strides": stride}
-    outputs_array = lax.conv_general_dilated(
-        x,
-        weight,
-        padding=pads,
-        rhs_dilation=dilation,
-        dimension_numbers=numbers,
-        feature_group_count=groups,
-        **options,
-    )
-    return outputs_array if bias is None else outputs_array + bias.reshape(-1, *(1,) * n)
+        extra = _repeat(output_padding, n)
+        return F.conv_transpose(x, weight, bias, stride, padding, extra, groups, dilation)
+    return F.conv(x, weight, bias, stride, padding, dilation, groups)
 
 
 # -- normalization
@@ -249,32 +226,25 @@ def _flash_attention(
 # ---------------------------------------------------------------------------------------
 
 
-def _window(
-    x: Array,
-    size: Sizes,
-    stride: Sizes,
-    padding: int | Sizes,
-    dilation: int | Sizes,
-    ceil_mode: bool,
+def _pool(
+    function: Callable[..., Array],
     n: int,
-) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
-    """Returns size, strides, dilations and padding of windows over all axes."""
-    size = _repeat(size, n)
-    stride = _repeat(stride, n) if stride else size
-    padding, dilation = _repeat(padding, n), _repeat(dilation, n)
-    lead = x.ndim - n
-    pads = [(0, 0)] * lead
-    for axis in range(n):
-        total = x.shape[lead + axis] + 2 * padding[axis] - dilation[axis] * (size[axis] - 1) - 1
-        count = total // stride[axis]
-        if ceil_mode and total % stride[axis]:
-            # The last window must begin inside the array or its left padding.
-            begin = (count + 1) * stride[axis]
-            count += begin < x.shape[lead + axis] + padding[axis]
-        extra = max(count * stride[axis] - total, 0)
-        pads.append((padding[axis], padding[axis] + extra))
-    ones = [1] * lead
-    return [*ones, *size], [*ones, *stride], [*ones, *dilation], pads
+    x: Array,
+    sizes: Sequence[int | Sequence[int] | None],
+    *options: Any,
+) -> Array:
+    """Calls a pooling function for arrays with or without a batch axis.
+
+    Args:
+        function: A function of `hfseq.nn.functional`.
+        n: Number of the last axes that have windows.
+        x: `(batch, channels, *sizes)` or `(channels, *sizes)`.
+        sizes: Arguments with one number for all axes or one per axis. An empty one is left out.
+        *options: Further arguments.
+    """
+    repeated = [None if size in (None, [], ()) else _repeat(size, n) for size in sizes]
+    y = function(x if x.ndim > n + 1 else x[None], *repeated, *options)
+    return y if x.ndim > n + 1 else y[0]
 
 
 def _max_pool(
@@ -286,11 +256,7 @@ def _max_pool(
     dilation: int | Sizes = 1,
     ceil_mode: bool = False,
 ) -> tuple[Array, Array]:
-    windows, strides, dilations, pads = _window(x, size, stride, padding, dilation, ceil_mode, n)
-    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    # jax only differentiates windows whose initial value is not traced.
-    initial = np.asarray(lowest, x.dtype)
-    y = lax.reduce_window(x, initial, lax.max, windows, strides, pads, None, dilations)
+    y = _pool(F.max_pool, n, x, (size, stride, padding, dilation), ceil_mode)
     return y, jnp.zeros(y.shape, jnp.int32)
 
 
@@ -304,118 +270,31 @@ def _max_pool3d(x: Array, *args: Any) -> tuple[Array, Array]:
     return _max_pool(3, x, *args)
 
 
-def _avg_pool(
-    n: int,
-    x: Array,
-    size: Sizes,
-    stride: Sizes = (),
-    padding: int | Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    windows, strides, _, pads = _window(x, size, stride, padding, 1, ceil_mode, n)
-    zero = np.zeros((), x.dtype)
-    total = lax.reduce_window(x, zero, lax.add, windows, strides, pads)
-    if divisor_override is not None:
-        return total / divisor_override
-    ones = jnp.ones_like(x)
-    if count_include_pad:
-        inner = [(0, 0)] * (x.ndim - n) + [(p, p) for p in _repeat(padding, n)]
-        ones = jnp.pad(ones, inner, constant_values=1)
-        pads = [(0, high - low) for low, high in pads]
-    return total / lax.reduce_window(ones, zero, lax.add, windows, strides, pads)
+def _add_avg_pool(n: int) -> None:
+    @operator(f"avg_pool{n}d")
+    def avg_pool(
+        x: Array, size: Sizes, stride: Sizes = (), padding: int | Sizes = 0, *options: Any
+    ) -> Array:
+        return _pool(F.avg_pool, n, x, (size, stride, padding), *options)
 
 
-@operator("avg_pool1d")
-def _avg_pool1d(x: Array, *args: Any) -> Array:
-    return _avg_pool(1, x, *args)
-
-
-@operator("avg_pool2d")
-def _avg_pool2d(x: Array, *args: Any) -> Array:
-    return _avg_pool(2, x, *args)
-
-
-@operator("avg_pool3d")
-def _avg_pool3d(x: Array, *args: Any) -> Array:
-    return _avg_pool(3, x, *args)
-
-
-def _adaptive_pool(x: Array, size: Sizes, method: str) -> Array:
-    for axis, count in zip(range(x.ndim - len(size), x.ndim), size, strict=True):
-        length = x.shape[axis]
-        if count == length:
-            continue
-        parts = [
-            lax.slice_in_dim(x, i * length // count, -(-(i + 1) * length // count), axis=axis)
-            for i in range(count)
-        ]
-        x = jnp.concatenate([getattr(p, method)(axis, keepdims=True) for p in parts], axis)
-    return x
+for _count in (1, 2, 3):
+    _add_avg_pool(_count)
 
 
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
 def _adaptive_avg_pool(x: Array, size: Sizes) -> Array:
-    return _adaptive_pool(x, size, "mean")
+    return _pool(F.adaptive_avg_pool, len(size), x, (size,))
 
 
 @operator("adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_max_pool1d")
 def _adaptive_max_pool(x: Array, size: Sizes) -> tuple[Array, Array]:
-    y = _adaptive_pool(x, size, "max")
+    y = _pool(F.adaptive_max_pool, len(size), x, (size,))
     return y, jnp.zeros(y.shape, jnp.int32)
 
 
 # -- interpolation
 # ---------------------------------------------------------------------------------------
-
-
-def _cubic(distance: Any, a: float = -0.75) -> Any:
-    """Computes the weights of cubic interpolation (Keys, 1981) for distances in elements."""
-    library = np if isinstance(distance, np.ndarray) else jnp
-    d = abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return library.where(d <= 1, near, library.where(d < 2, far, 0.0))
-
-
-def _triangle(distance: np.ndarray) -> np.ndarray:
-    return np.maximum(0.0, 1 - np.abs(distance))
-
-
-def _resize_matrix(
-    length: int, new: int, method: str, align_corners: bool, factor: float | None, antialias: bool
-) -> np.ndarray:
-    """Returns the matrix `(new, length)` that interpolates along an axis.
-
-    PyTorch derives the step between samples from the factor that the caller gave, if there is one.
-    """
-    step = 1 / factor if factor else length / new
-    if align_corners:
-        step = (length - 1) / (new - 1) if new > 1 else 0.0
-        centers = np.arange(new) * step
-    else:
-        centers = (np.arange(new) + 0.5) * step - 0.5
-    matrix = np.zeros((new, length))
-    if antialias:
-        width = max(step, 1.0)
-        distance = (np.arange(length)[None] - centers[:, None]) / width
-        matrix = _triangle(distance) if method == "linear" else _cubic(distance, -0.5)
-        return matrix / matrix.sum(1, keepdims=True)
-    if method == "linear":
-        centers = centers if align_corners else np.maximum(centers, 0)
-        reach: tuple[int, ...] = (0, 1)
-    else:
-        reach = (-1, 0, 1, 2)
-    low = np.floor(centers).astype(int)
-    for offset in reach:
-        weight = (
-            _triangle(low + offset - centers)
-            if method == "linear"
-            else _cubic(low + offset - centers)
-        )
-        np.add.at(matrix, (np.arange(new), np.clip(low + offset, 0, length - 1)), weight)
-    return matrix
 
 
 def _new_sizes(
@@ -435,14 +314,8 @@ def _interpolate(
     align_corners: bool = False,
     antialias: bool = False,
 ) -> Array:
-    n = x.ndim - 2
-    sizes, factors = _new_sizes(x, size, scales, n)
-    y = x.astype(jnp.float32)
-    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        matrix = _resize_matrix(x.shape[axis], new, method, align_corners, factor, antialias)
-        product = jnp.tensordot(y, jnp.asarray(matrix, jnp.float32), ((axis,), (1,)))
-        y = jnp.moveaxis(product, -1, axis)
-    return y.astype(x.dtype)
+    sizes, factors = _new_sizes(x, size, scales, x.ndim - 2)
+    return resize(x, sizes, factors, method, align_corners, antialias)
 
 
 def _add_interpolation(name: str, method: str, n: int) -> None:
@@ -471,13 +344,7 @@ _add_interpolation("_upsample_bicubic2d_aa", "cubic", 2)
 
 def _nearest(x: Array, size: Sizes, scales: Sequence[float] | None, is_exact: bool) -> Array:
     sizes, factors = _new_sizes(x, size, scales, x.ndim - 2)
-    for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
-        length = x.shape[axis]
-        step = np.float32(1 / factor if factor else length / new)
-        places = np.arange(new, dtype=np.float32) + np.float32(0.5 if is_exact else 0)
-        index = np.minimum(np.floor(places * step).astype(int), length - 1)
-        x = jnp.take(x, index, axis)
-    return x
+    return resize_nearest(x, sizes, factors, is_exact)
 
 
 def _add_nearest(name: str, n: int) -> None:
@@ -502,46 +369,7 @@ for _count in (1, 2, 3):
 def _grid_sampler(
     x: Array, grid: Array, mode: int = 0, padding_mode: int = 0, align_corners: bool = False
 ) -> Array:
-    height, width = x.shape[2:]
-
-    def unnormalize(coordinate: Array, size: int) -> Array:
-        if align_corners:
-            return (coordinate + 1) / 2 * (size - 1)
-        return ((coordinate + 1) * size - 1) / 2
-
-    def into_image(place: Array, size: int) -> Array:
-        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
-        if padding_mode == 1:
-            place = jnp.clip(place, 0, size - 1)
-        elif padding_mode == 2:
-            span = high - low
-            distance = jnp.abs(place - low)
-            place = jnp.mod(distance, 2 * span)
-            place = jnp.where(place > span, 2 * span - place, place) + low
-            place = jnp.clip(place, 0, size - 1)
-        return place
-
-    px, py = unnormalize(grid[..., 0], width), unnormalize(grid[..., 1], height)
-
-    def at(row: Array, column: Array) -> Array:
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        row = jnp.clip(row, 0, height - 1).astype(jnp.int32)
-        column = jnp.clip(column, 0, width - 1).astype(jnp.int32)
-        values = jax.vmap(lambda image, i, j: image[:, i, j])(x, row, column)
-        return values * inside[:, None]
-
-    if mode == 2:
-        left, top = jnp.floor(px), jnp.floor(py)
-        columns = [(into_image(left + i, width), _cubic(px - left - i)) for i in range(-1, 3)]
-        rows = [(into_image(top + i, height), _cubic(py - top - i)) for i in range(-1, 3)]
-        return sum(
-            at(row, column) * (wy * wx)[:, None] for row, wy in rows for column, wx in columns
-        )
-    px, py = into_image(px, width), into_image(py, height)
-    if mode == 1:
-        return at(jnp.round(py), jnp.round(px))
-    left, top = jnp.floor(px), jnp.floor(py)
-    wx, wy = (px - left)[:, None], (py - top)[:, None]
-    upper = at(top, left) * (1 - wx) + at(top, left + 1) * wx
-    lower = at(top + 1, left) * (1 - wx) + at(top + 1, left + 1) * wx
-    return upper * (1 - wy) + lower * wy
+    name = ("bilinear", "nearest", "bicubic")[mode]
+    return F.grid_sample(
+        x, grid, name, ("zeros", "border", "reflection")[padding_mode], align_corners
+    )

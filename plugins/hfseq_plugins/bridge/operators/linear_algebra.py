@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hfseq.nn import functional as F
 from hfseq_plugins.bridge.operators.table import Sizes, add_all, operator
 
 Array = jax.Array
@@ -40,11 +41,7 @@ add_all(
 
 @operator("addmm", "baddbmm", "addmv")
 def _add_product(c: Array, a: Array, b: Array, beta: float = 1, alpha: float = 1) -> Array:
-    product = jnp.matmul(a, b)
-    product = product if alpha == 1 else alpha * product
-    if beta == 0:
-        return product
-    return (c if beta == 1 else beta * c) + product
+    return F.baddbmm(c, a, b, beta=beta, alpha=alpha)
 
 
 @operator("_addmm_activation")

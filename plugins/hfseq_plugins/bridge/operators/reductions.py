@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from hfseq.nn import functional as F
 from hfseq_plugins.bridge.operators.table import Dims, Function, add_all, operator
 
 Array = jax.Array
@@ -104,23 +105,22 @@ def _bincount(x: Array, weights: Array | None, minlength: int) -> Array:
     return jnp.bincount(x, weights, length=minlength)
 
 
-@operator("max.dim")
-def _max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _extremum(x, dim, keepdim, jnp.argmax)
+def _selected(function: Function, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
+    """Calls a function of `hfseq.nn.functional` that returns values and their indices."""
+    values, indices = function(x, *args, **kwargs) if x.ndim else (x, jnp.zeros((), jnp.int32))
+    return values, indices
 
 
-@operator("min.dim")
-def _min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _extremum(x, dim, keepdim, jnp.argmin)
-
-
-def _extremum(x: Array, dim: int, keepdim: bool, function: Function) -> tuple[Array, Array]:
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    # The gradient belongs to one element, as in PyTorch, and not to all equal ones.
-    index = function(x, dim, keepdims=True)
-    values = jnp.take_along_axis(x, index, dim)
-    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+_SELECTIONS: dict[str, Function] = {
+    "max.dim": F.max,
+    "min.dim": F.min,
+    "topk": F.topk,
+    "sort.default": F.sort,
+    "sort.stable": F.sort,
+    "cummax": F.cummax,
+}
+for _name, _function in _SELECTIONS.items():
+    operator(_name)(functools.partial(_selected, _function))
 
 
 @operator("median.dim", "nanmedian.dim")
@@ -128,13 +128,6 @@ def _median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, 
     index = jnp.take(jnp.argsort(x, dim), jnp.array([(x.shape[dim] - 1) // 2]), axis=dim)
     values = jnp.take_along_axis(x, index, dim)
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
-
-
-@operator("cummax")
-def _cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    values = lax.cummax(x, dim % x.ndim)
-    places = lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
-    return values, lax.cummax(jnp.where(x == values, places, 0), dim % x.ndim)
 
 
 @operator("cummin")
@@ -153,21 +146,7 @@ def vector_norm(
     dtype: DTypeLike | None = None,
 ) -> Array:
     """Computes a norm. The gradient of the norm of zeros is zero, as in PyTorch."""
-    order = 2 if order is None else order
-    size = jnp.abs(x) if dtype is None else jnp.abs(x).astype(dtype)
-    axes = _axes(dim)
-    if order == math.inf:
-        return size.max(axes, keepdims=keepdim)
-    if order == -math.inf:
-        return size.min(axes, keepdims=keepdim)
-    if order == 0:
-        return (size != 0).sum(axes, keepdims=keepdim).astype(size.dtype)
-    if order == 1:
-        return size.sum(axes, keepdims=keepdim)
-    total = (jnp.square(size) if order == 2 else size**order).sum(axes, keepdims=keepdim)
-    is_zero = total == 0
-    root = jnp.where(is_zero, 1, total) ** (1 / order)
-    return jnp.where(is_zero, 0, root)
+    return F.norm(x, order, _axes(dim), keepdim, dtype)
 
 
 @operator("linalg_norm")
@@ -217,32 +196,11 @@ def _std_mean(
     return jnp.sqrt(squares), mean
 
 
-@operator("topk")
-def _topk(
-    x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Array, Array]:
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    moved = jnp.moveaxis(x, dim, -1)
-    moved = _integers(moved) if moved.dtype == bool else moved
-    _, index = lax.top_k(moved if largest else -moved, k)
-    index = jnp.moveaxis(index, -1, dim)
-    return jnp.take_along_axis(x, index, dim), index
-
-
 @operator("kthvalue")
 def _kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     index = jnp.take(jnp.argsort(x, dim), jnp.array([k - 1]), axis=dim)
     values = jnp.take_along_axis(x, index, dim)
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
-
-
-@operator("sort.default", "sort.stable")
-def _sort(
-    x: Array, dim: int = -1, descending: bool = False, stable: bool | None = None
-) -> tuple[Array, Array]:
-    index = jnp.argsort(x, dim, stable=True, descending=descending)
-    return jnp.take_along_axis(x, index, dim), index
 
 
 @operator("argsort.default", "argsort.stable")

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from hfseq.nn import functional as F
 from hfseq_plugins.bridge.operators.table import Dims, Sizes, add_all, operator
 
 Array = jax.Array
@@ -85,18 +86,12 @@ def _roll(x: Array, shifts: Sizes, dims: Sizes = ()) -> Array:
 
 @operator("squeeze.dim", "squeeze.dims", "squeeze.default")
 def _squeeze(x: Array, dims: Dims = None) -> Array:
-    if dims is None:
-        dims = range(x.ndim)
-    elif isinstance(dims, int):
-        dims = [dims]
-    return jnp.squeeze(x, tuple(_dim(x, d) for d in dims if x.ndim and x.shape[d] == 1))
+    return F.squeeze(x, dims) if x.ndim else x
 
 
 @operator("expand")
 def _expand(x: Array, shape: Sizes, implicit: bool = False) -> Array:
-    lead = len(shape) - x.ndim
-    sizes = [x.shape[i - lead] if size == -1 else size for i, size in enumerate(shape)]
-    return jnp.broadcast_to(x, sizes)
+    return F.expand(x, shape)
 
 
 def _slice_of(
@@ -144,21 +139,11 @@ def _select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
 
 
 @operator("constant_pad_nd", "pad")
-def pad(x: Array, sizes: Sizes, mode: str = "constant", value: ArrayLike | None = None) -> Array:
+def pad(x: Array, sizes: Sizes, mode: str = "constant", value: float | None = None) -> Array:
     """Pads an array. `sizes` starts with the last axis, as in PyTorch."""
     if not isinstance(mode, str):
         mode, value = "constant", mode
-    pairs = [(0, 0)] * x.ndim
-    for i in range(len(sizes) // 2):
-        pairs[x.ndim - 1 - i] = (sizes[2 * i], sizes[2 * i + 1])
-    if mode == "constant":
-        number = jnp.asarray(0 if value is None else value, x.dtype)
-        return lax.pad(x, number, [(low, high, 0) for low, high in pairs])
-    if any(low < 0 or high < 0 for low, high in pairs):
-        x = lax.pad(x, jnp.zeros((), x.dtype), [(min(a, 0), min(b, 0), 0) for a, b in pairs])
-        pairs = [(max(a, 0), max(b, 0)) for a, b in pairs]
-    modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-    return jnp.pad(x, pairs, mode=modes[mode])
+    return F.pad(x, sizes, mode, value)
 
 
 operator("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")(
@@ -179,39 +164,11 @@ def _as_strided(x: Array, size: Sizes, stride: Sizes, storage_offset: int | None
 
 @operator("unfold")
 def _unfold(x: Array, dim: int, size: int, step: int) -> Array:
-    dim = _dim(x, dim)
-    count = (x.shape[dim] - size) // step + 1
-    index = np.arange(count)[:, None] * step + np.arange(size)
-    windows = jnp.take(x, index.reshape(-1), axis=dim)
-    windows = windows.reshape(*x.shape[:dim], count, size, *x.shape[dim + 1 :])
-    return jnp.moveaxis(windows, dim + 1, -1)
+    return F.windows(x, dim, size, step)
 
 
-@operator("im2col")
-def _im2col(x: Array, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Array:
-    padded = jnp.pad(x, ((0, 0), (0, 0), *((p, p) for p in padding)))
-    index = []
-    for size, kernel, gap, step in zip(
-        padded.shape[2:], kernel_size, dilation, stride, strict=True
-    ):
-        count = (size - gap * (kernel - 1) - 1) // step + 1
-        index.append(np.arange(kernel)[:, None] * gap + np.arange(count) * step)
-    rows, columns = index
-    patches = padded[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-    return patches.reshape(x.shape[0], x.shape[1] * rows.shape[0] * columns.shape[0], -1)
-
-
-@operator("col2im")
-def _col2im(
-    x: Array, output_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
-) -> Array:
-    """Adds overlapping patches: the transpose of `im2col`."""
-    channels = x.shape[1] // (kernel_size[0] * kernel_size[1])
-    shape = jax.ShapeDtypeStruct((x.shape[0], channels, *output_size), x.dtype)
-    transposed = jax.linear_transpose(
-        lambda y: _im2col(y, kernel_size, dilation, padding, stride), shape
-    )
-    return transposed(x)[0]
+operator("im2col")(F.unfold)
+operator("col2im")(F.fold)
 
 
 @operator("diag_embed")
@@ -223,22 +180,8 @@ def _diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ar
     return jnp.moveaxis(matrix, (-2, -1), (dim1, dim2))
 
 
-@operator("pixel_shuffle")
-def _pixel_shuffle(x: Array, factor: int) -> Array:
-    *lead, channels, height, width = x.shape
-    x = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
-    n = len(lead)
-    x = x.transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return x.reshape(*lead, channels // factor**2, height * factor, width * factor)
-
-
-@operator("pixel_unshuffle")
-def _pixel_unshuffle(x: Array, factor: int) -> Array:
-    *lead, channels, height, width = x.shape
-    n = len(lead)
-    x = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)
-    x = x.transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return x.reshape(*lead, channels * factor**2, height // factor, width // factor)
+operator("pixel_shuffle")(F.pixel_shuffle)
+operator("pixel_unshuffle")(F.pixel_unshuffle)
 
 
 # -- new arrays
