@@ -336,3 +336,17 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes `text` to `path` as UTF-8. If writing fails, the old file is kept."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replaces the text between two markers of a file, such as the table of a Markdown file.
+
+    Raises:
+        DataError: The file does not contain both markers.
+    """
+    content = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, found_begin, rest = content.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise DataError(f"{path} does not contain the lines '{begin}' and '{end}'")
+    write_atomically(path, f"{before}{begin}\n\n{text}\n{end}{after}")

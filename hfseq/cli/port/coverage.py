@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hfseq.cli import flags
-from hfseq.errors import DataError, UsageError, one_line, write_atomically
+from hfseq.errors import DataError, UsageError, one_line, replace_between, write_atomically
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -514,9 +514,4 @@ def update_table(path: Path, results: Sequence[Result]) -> None:
     Raises:
         DataError: The file does not contain both markers.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise DataError(f"{path} does not contain the lines '{BEGIN}' and '{END}'")
-    write_atomically(path, f"{before}{BEGIN}\n\n{table(results)}\n{END}{after}")
+    replace_between(path, BEGIN, END, table(results))
