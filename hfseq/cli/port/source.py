@@ -345,7 +345,6 @@ class SourceFile:
                 f"models/{folder}/modeling_{folder}.py does not exist"
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
-        _ClassTables(tree).visit(tree)
         _Choices(tree).visit(tree)
         _OwnGradients(tree).visit(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -498,32 +497,13 @@ class SourceFile:
         return dict(sorted(heads.items(), key=lambda item: item[0] != "Model"))
 
 
-class _ClassTables(ast.NodeTransformer):
-    """Replaces `CLASSES[config._attn_implementation]` by the class for eager attention."""
-
-    def __init__(self, tree: ast.Module):
-        self.tables = {
-            dotted(item.targets[0]): dotted(value)
-            for item in tree.body
-            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict)
-            for key, value in zip(item.value.keys, item.value.values, strict=True)
-            if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value)
-        }
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        name = self.tables.get(dotted(node.value))
-        if name is not None and ast.unparse(node.slice).endswith("attn_implementation"):
-            return ast.copy_location(ast.Name(name, ast.Load()), node)
-        return node
-
-
 class _Choices(ast.NodeTransformer):
     """Writes out lookups in tables of layers and of activation functions.
 
     `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else {}[name]`, with one
     condition for each entry. The empty dict raises a KeyError for unknown names, as the table does.
-    `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there.
+    `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there, and
+    `CLASSES[config._attn_implementation]` the class for eager attention.
     """
 
     def __init__(self, tree: ast.Module):
@@ -541,9 +521,13 @@ class _Choices(ast.NodeTransformer):
         }
         self.classes: dict[str, dict[str, ast.expr]] = {}
         self.functions: dict[str, dict[str, str]] = {}
+        self.eager: dict[str, str] = {}
         for item in tree.body:
             if not (isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict)):
                 continue
+            for key, value in zip(item.value.keys, item.value.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "eager" and dotted(value):
+                    self.eager[dotted(item.targets[0])] = dotted(value)
             names = [key.value for key in item.value.keys if isinstance(key, ast.Constant)]
             values = item.value.values
             if not names or len(names) != len(values) or len(item.targets) > 1:
@@ -561,6 +545,9 @@ class _Choices(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
+        eager = self.eager.get(dotted(node.value))
+        if eager is not None and ast.unparse(node.slice).endswith("attn_implementation"):
+            return ast.copy_location(ast.Name(eager, ast.Load()), node)
         functions = self.functions.get(dotted(node.value))
         if functions is not None:
             names = ast.Dict(
