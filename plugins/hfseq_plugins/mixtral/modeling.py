@@ -12,16 +12,10 @@ from hfseq_plugins.decoder.modeling import (
     CausalLM,
     Decoder,
     FlaxDecoderPreTrainedModel,
-    QuestionAnswering,
     SequenceClassification,
     TokenClassification,
 )
-
-
-class MixtralQuestionAnswering(QuestionAnswering):
-    """Extractive question answering, where the decoder has its usual name in checkpoints."""
-
-    decoder_name = "model"
+from hfseq_plugins.mistral.modeling import MistralQuestionAnswering
 
 
 class FlaxMixtralPreTrainedModel(FlaxDecoderPreTrainedModel):
@@ -54,7 +48,7 @@ class FlaxMixtralForSequenceClassification(FlaxMixtralPreTrainedModel):
 class FlaxMixtralForQuestionAnswering(FlaxMixtralPreTrainedModel):
     """Mixtral for extractive question answering."""
 
-    module_class = MixtralQuestionAnswering
+    module_class = MistralQuestionAnswering
 
 
 class FlaxMixtralForTokenClassification(FlaxMixtralPreTrainedModel):

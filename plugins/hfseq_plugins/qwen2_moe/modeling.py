@@ -10,16 +10,10 @@ from hfseq_plugins.decoder.modeling import (
     CausalLM,
     Decoder,
     FlaxDecoderPreTrainedModel,
-    QuestionAnswering,
     SequenceClassification,
     TokenClassification,
 )
-
-
-class Qwen2MoeQuestionAnswering(QuestionAnswering):
-    """Extractive question answering, where the decoder has its usual name in checkpoints."""
-
-    decoder_name = "model"
+from hfseq_plugins.mistral.modeling import MistralQuestionAnswering
 
 
 class FlaxQwen2MoePreTrainedModel(FlaxDecoderPreTrainedModel):
@@ -50,7 +44,7 @@ class FlaxQwen2MoeForSequenceClassification(FlaxQwen2MoePreTrainedModel):
 class FlaxQwen2MoeForQuestionAnswering(FlaxQwen2MoePreTrainedModel):
     """Qwen2-MoE for extractive question answering."""
 
-    module_class = Qwen2MoeQuestionAnswering
+    module_class = MistralQuestionAnswering
 
 
 class FlaxQwen2MoeForTokenClassification(FlaxQwen2MoePreTrainedModel):
