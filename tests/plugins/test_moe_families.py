@@ -17,22 +17,14 @@ from hfseq.modeling.lora import LoraConfig
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.decoder.experts import RouterStatistics, load_balancing_loss
-from tests.support import models, parallel, quantized
+from tests.plugins.test_decoder_families import built, config
+from tests.support import parallel, quantized
 from tests.support.models import close, ids
 from tests.support.parity import compare_tokens
 from tests.support.tiers import CHECKS, first, heads
 from tests.support.torch_counterparts import torch_counterpart
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss")
-
-
-def config(family, **changes):
-    return getattr(models, f"{family}_config")(**changes)
-
-
-def built(family, head="ForCausalLM", **changes):
-    spec = plugins.load().architectures.get(family)
-    return spec.load_head(head)(config(family, **changes), seed=1)
 
 
 @pytest.mark.parametrize(
