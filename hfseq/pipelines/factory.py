@@ -128,6 +128,17 @@ def pipeline(
         )
     if trust_remote_code:
         raise UsageError("trust_remote_code=True is not supported: code on the Hub is for PyTorch")
+    if config is not None and not isinstance(config, str) and not hasattr(config, "model_type"):
+        raise UsageError(
+            f"pipeline({task!r}): config= is a {type(config).__name__}; it must be a configuration "
+            "or its name. Pass tokenizers and processors by keyword: tokenizer=…"
+        )
+    if not isinstance(model, str) and (dtype is not None or precision is not None):
+        name = "precision" if dtype is None else "dtype"
+        raise UsageError(
+            f"pipeline({task!r}): {name}= requires the name of a checkpoint. The model is already "
+            f"loaded; pass {name}= to from_pretrained"
+        )
     if task is None:
         task = default_task(model)
     pipeline_class = find_pipeline(task)

@@ -196,7 +196,9 @@ def hfseq_texts(
     module = training.hfseq_class(model).from_pretrained(weights)
     documents, tokenizer = texts(count, module.config.vocab_size)
     if job == "classify":
-        pipeline = hfseq.pipeline("text-classification", module, tokenizer, batch_size=rows)
+        pipeline = hfseq.pipeline(
+            "text-classification", module, tokenizer=tokenizer, batch_size=rows
+        )
         step = lambda: scores(pipeline(documents, top_k=None, truncation=True))  # noqa: E731
     elif job == "rank":
         encoder = CrossEncoder(module, tokenizer, CrossEncoderConfig())
