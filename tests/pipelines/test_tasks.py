@@ -183,6 +183,10 @@ def test_unanswerable_inputs_are_rejected(folder):
     with pytest.raises(UsageError, match="a new model also requires tokenizer="):
         hfseq.pipeline("ner", hfseq.FlaxAutoModel.from_config(models.roberta_config()))
     classes = hfseq.pipeline("text-classification", str(folder / "classes"))
+    with pytest.raises(UsageError, match="config= is a .*Tokenizer.*tokenizer="):
+        hfseq.pipeline("text-classification", classes.model, classes.tokenizer)
+    with pytest.raises(UsageError, match="precision= requires the name of a checkpoint"):
+        hfseq.pipeline("text-classification", classes.model, precision="bfloat16")
     with pytest.raises(UsageError, match="has no option 'topk'.*did you mean 'top_k'"):
         classes(TEXTS, topk=2)
     with pytest.raises(UsageError, match="input 2: it must be a text, not 5"):
