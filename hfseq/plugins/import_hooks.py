@@ -56,7 +56,7 @@ def find_and_wrap(
     target: ModuleType | None,
     after_load: Callable[[ModuleType], None],
 ) -> ModuleSpec | None:
-    """Finds a module with the other finders, and wraps its loader to call a function afterwards.
+    """Finds a module with the other finders, and calls a function after the module is loaded.
 
     Args:
         calling_finder: The finder that calls this function. It is skipped in the search.
@@ -82,7 +82,7 @@ def find_and_wrap(
 class _WrappedLoader(Loader):
     """Loads a module with its original loader, and then calls a function with the module.
 
-    The module only refers to the original loader afterwards.
+    The attributes of the loaded module refer to the original loader.
     """
 
     def __init__(self, loader: Loader, after_load: Callable[[ModuleType], None]) -> None:
