@@ -495,13 +495,14 @@ def table(results: Sequence[Result]) -> str:
     names = counts(results)
     lines += [f"| {name} | {number} |" for name, number in names.items()]
     passing = [result for result in ordered if result.main_passes]
-    lines += ["", f"The base model or the main head of these {len(passing)} types agrees:", ""]
+    introduction = "the base model or the main head agrees with PyTorch"
+    lines += ["", f"For these {len(passing)} types, {introduction}:", ""]
     lines += [", ".join(f"`{result.model_type}`" for result in passing) + ".", ""]
     decoders = [result for result in ordered if result.generates]
-    lines += [f"These {len(decoders)} types generate PyTorch's tokens:", ""]
+    lines += [f"These {len(decoders)} types generate the same tokens as PyTorch:", ""]
     lines += [", ".join(f"`{result.model_type}`" for result in decoders) + ".", ""]
     problems = [result for result in ordered if not result.all_pass]
-    lines += ["| Model type | Agrees | First obstacle |", "| --- | --- | --- |"]
+    lines += ["| Model type | Heads that agree | First obstacle |", "| --- | --- | --- |"]
     for result in problems:
         heads = [head for head, reason in result.heads.items() if reason == PASSES]
         cells = (", ".join(heads) or "–", _cell(result.problem))
