@@ -31,7 +31,7 @@ hfseq port vit_mae                 # exits with 1: lists the statements to trans
 hfseq port vit_mae --only_verify   # compares the edited vit_mae.py with PyTorch
 hfseq train clm --plugin arcee.py --help"""
 
-#: The newest minor version of Transformers whose model files the translation is tested with.
+#: The translation is tested with the model files of Transformers up to this minor version.
 TESTED_VERSION = (5, 24)
 TEST = Path(__file__).parents[2] / "templates" / "test_port.py.txt"
 

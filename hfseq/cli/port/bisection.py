@@ -271,7 +271,8 @@ def record_port(case: Case) -> tuple[Record, Exception | None]:
             if isinstance(self, root) and not names:
                 names.update(_module_names(self))
             name = names.get(id(self))
-            if name is None or record.active and record.active[-1][0] == name:  # super().__call__
+            # A method that is called through super() belongs to a call that is already recorded.
+            if name is None or record.active and record.active[-1][0] == name:
                 return function(self, *args, **kwargs)
             record.enter(name, (args, kwargs), _calling_line(lambda path: path == port))
             results = function(self, *args, **kwargs)
@@ -372,7 +373,7 @@ def _parent(name: str, record: Record) -> str:
 
 
 def _method(owner: type, name: str) -> Location | None:
-    """Returns the lines of the body of a method."""
+    """Returns the lines of the body of a method, or `None` if its source is not available."""
     function = inspect.unwrap(getattr(owner, name))
     try:
         lines, first = inspect.getsourcelines(function)

@@ -39,8 +39,8 @@ _SKIPPED = re.compile(
 )
 
 
-#: Options of PyTorch layers that no model sets. A class that derives from a layer drops them if its
-#: constructor only passes its own argument on.
+#: Options that a class may pass on to the PyTorch layer from which it derives. They are dropped,
+#: because no model changes their defaults.
 _UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
 
 
@@ -183,7 +183,7 @@ class Constructor:
         return function
 
     def add_configuration(self, lines: list[ast.stmt]) -> None:
-        """Assigns the configuration fields that the methods read as attributes of the module."""
+        """Adds assignments such as `self.name = config.name` for the fields that methods read."""
         existing = {
             own_attribute(item.targets[0]) for item in lines if isinstance(item, ast.Assign)
         }
@@ -300,7 +300,7 @@ class Constructor:
             function = item.value.func
             is_append = isinstance(function, ast.Attribute) and function.attr == "append"
             frozen = re.fullmatch(r"self\.(\w+)\.requires_grad_\(False\)", text)
-            if frozen and frozen[1] in self.own.frozen:  # the code that reads it stops gradients
+            if frozen and frozen[1] in self.own.frozen:  # the port stops the gradient
                 return []
             if not is_append:
                 self.scope.report(item, "a statement in a constructor")

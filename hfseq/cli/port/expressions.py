@@ -1,4 +1,4 @@
-"""Translates expressions and statements that use PyTorch with the rules of the table."""
+"""Translates PyTorch expressions and statements to JAX, by the rules of the table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WEIGHTS = {
     "nn.Conv2d": "kernel[...].transpose(3, 2, 0, 1)",
     "nn.Conv3d": "kernel[...].transpose(4, 3, 0, 1, 2)",
 }
-#: Attributes that NNX variables replace, so that their arrays are read with `[...]`.
+#: PyTorch classes that become NNX variables. The array of a variable is read with `[...]`.
 _ARRAYS = ("nn.Parameter", "nn.Buffer")
 #: Calls that do not affect the result of a model.
 _MESSAGES = ("logger.", "warnings.", "torch._check", "torch._dynamo.")
@@ -104,7 +104,7 @@ class Expressions(ast.NodeTransformer):
         self.writes = Writes(None)
 
     def enter(self, function: ast.FunctionDef) -> None:
-        """Begins a function. Writes into arrays are checked against its other statements."""
+        """Prepares the translation of a function, whose statements limit the possible writes."""
         self.containers = set()
         self.dtypes = {
             dotted(node.targets[0])
@@ -262,7 +262,7 @@ class Expressions(ast.NodeTransformer):
         root, _, last = name.rpartition(".")
         text = ast.unparse(node)
         if text == "self.dtype" or re.fullmatch(r"next\([\w.]+\.parameters\(\)\)\.dtype", text):
-            return expression("jnp.float32")  # precision recipes change layers, not parameters
+            return expression("jnp.float32")  # precision recipes only change layers
         if root == "torch" and last in table.DTYPES:
             return expression(table.DTYPES[last])
         if name in table.CONSTANTS:

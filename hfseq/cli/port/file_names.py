@@ -34,8 +34,9 @@ def joined_weights(
         parameter_names: The names of the parameters of experts.
 
     Returns:
-        For the end of each parameter's name, the names of its tensors in the files, and the axis
-        along which the different tensors of one expert are concatenated.
+        A dictionary with one entry for each such parameter. The key is the end of the name of the
+        parameter. The value consists of the names of its tensors in the files, and the axis along
+        which the tensors of one expert are concatenated.
     """
     joined_tensors = {}
     for transform in _transforms(model_type, class_name):

@@ -105,7 +105,10 @@ class Folding(ast.NodeTransformer):
         self.texts = texts
 
     def body(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Folds statements in order, and drops the statements after a `return` or `raise`."""
+        """Evaluates the constant expressions in statements, in execution order.
+
+        Statements after a `return` or `raise` are dropped.
+        """
         folded: list[ast.stmt] = []
         for item in body:
             folded += self.statements(item)
@@ -114,7 +117,11 @@ class Folding(ast.NodeTransformer):
         return folded
 
     def statements(self, item: ast.stmt) -> list[ast.stmt]:
-        """Folds one statement, and returns the statements that replace it."""
+        """Evaluates the constant expressions in a statement.
+
+        Returns:
+            The statements that replace the statement. The list may be empty.
+        """
         result = self.visit(item)
         return result if isinstance(result, list) else [] if result is None else [result]
 
@@ -335,7 +342,7 @@ class Folding(ast.NodeTransformer):
         return node if truth is None else ast.Constant(truth)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Evaluates a call with a constant result."""
+        """Replaces a call by its result if that is constant."""
         self.generic_visit(node)
         truth = self._text_truth(node)
         return node if truth is None else ast.Constant(truth)

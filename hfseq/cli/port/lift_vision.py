@@ -11,7 +11,7 @@ from hfseq.cli.port.syntax import call, expression
 
 @class_lift
 def lift_inline_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
-    """Replaces classes whose `forward` computes stochastic depth with `nn.DropPath`."""
+    """Translates a class whose `forward` computes stochastic depth itself to `nn.DropPath`."""
     if owner.forward is None or not owner.name.endswith(("DropPath", "StochasticDepth")):
         return None
     text = ast.unparse(owner.forward)

@@ -1,4 +1,4 @@
-"""Replaces classes, statements and calls that many model files share with `hfseq.nn`.
+"""Replaces common classes, statements and calls of model files with code that uses `hfseq.nn`.
 
 Each replacement is a lift, which is a function with the decorator `class_lift`, `statement_lift` or
 `call_lift`. A lift gets a piece of PyTorch code. It returns the translation, or `None` if the code
@@ -62,7 +62,7 @@ def _call_with_keys(function: ast.expr, args: list[ast.expr], _: dict[str, ast.e
 
 @class_lift
 def lift_rms_norm(translator: object, owner: SourceClass) -> Substitute | None:
-    """Replaces RMSNorm classes with `nn.RMSNorm`.
+    """Translates an RMSNorm class to `nn.RMSNorm`.
 
     The class may store the scale minus one, as in Gemma. Then 1 is passed as `offset`.
     """
@@ -113,7 +113,7 @@ def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
 
 @class_lift
 def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
-    """Replaces classes of stochastic depth that call `drop_path` with `nn.DropPath`."""
+    """Translates a class that calls `drop_path` (stochastic depth) to `nn.DropPath`."""
     if not owner.name.endswith(("DropPath", "StochasticDepth")) or owner.forward is None:
         return None
     if "drop_path(" not in _body_text(owner.forward):
@@ -128,7 +128,7 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
 @class_lift
 def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
-    """Replaces classes of rotary position embeddings with `nn.Rotary`.
+    """Translates a class of rotary position embeddings to `nn.Rotary`.
 
     If the class computes the embeddings of several layer types, the result is a dictionary with one
     `nn.Rotary` for each layer type.
@@ -215,7 +215,7 @@ def rotary_kind(owner: SourceClass) -> str | None:
 
 
 def _text_rotary_kind(owner: SourceClass) -> str | None:
-    """Returns the kind of rotary embeddings with temporal and spatial positions, as `rotary_kind`.
+    """Returns the result of `rotary_kind` for embeddings with temporal and spatial positions.
 
     Such embeddings divide the frequencies into sections that use different positions. A port gets
     only text, and the three positions of a text token are equal, so the sections have no effect.
@@ -818,7 +818,7 @@ def lift_hidden_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr
 
 @call_lift
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Replaces the functions of Transformers that create attention masks with `nn.visible`."""
+    """Replaces calls of Transformers' mask functions with calls of `nn.visible`."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
     kind_name = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
     if kind_name is None:
@@ -859,7 +859,7 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             and "causal" in name
         ):
             return call("nn.visible", text, "segment_ids")
-        if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
+        if name == "create_bidirectional_mask":  # the classes of the file add it to the scores
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
         scope.report(node, "a mask for attention that does not call attention_interface")
         return node
@@ -1072,13 +1072,7 @@ def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | N
 
 @call_lift
 def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Translates calls of submodules, without the arguments that the translated submodule ignores.
-
-    Args:
-        scope: The method that contains the call.
-        visitor: Translates the arguments.
-        node: The call.
-    """
+    """Translates a call of a submodule, without arguments that the translated submodule ignores."""
     name = own_attribute(node.func)
     part: SourceClass | str | None = scope.own.parts.get(name) if name else None
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
@@ -1233,7 +1227,7 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
 
 @statement_lift
 def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """Replaces noise that PyTorch adds only in training with an error in training."""
+    """Removes noise that PyTorch adds only in training. The port raises an error in training."""
     if (
         not isinstance(item, ast.If)
         or item.orelse

@@ -127,7 +127,7 @@ class Visitor(Protocol):
         """Translates a statement or an expression."""
 
     def construct(self, node: ast.Call) -> ast.expr | None:
-        """Translates the constructor of a layer."""
+        """Translates a call that creates a layer."""
 
     def enter(self, function: ast.FunctionDef) -> None:
         """Begins the translation of a function."""
@@ -164,18 +164,18 @@ CLASS_LIFTS: list[ClassLift] = []
 
 
 def statement_lift(function: StatementLift) -> StatementLift:
-    """Registers a lift of statements."""
+    """Registers a lift that translates statements."""
     STATEMENT_LIFTS.append(function)
     return function
 
 
 def call_lift(function: CallLift) -> CallLift:
-    """Registers a lift of calls."""
+    """Registers a lift that translates calls."""
     CALL_LIFTS.append(function)
     return function
 
 
 def class_lift(function: ClassLift) -> ClassLift:
-    """Registers a lift of classes."""
+    """Registers a lift that replaces whole classes."""
     CLASS_LIFTS.append(function)
     return function

@@ -276,7 +276,7 @@ class SourceClass:
             self.lists[name] = next(self._classes(value, skip=value), "")
             return
         for part in self._classes(value):
-            if self.parts.get(name) == "nn.Identity":  # prefer a class that is called differently
+            if self.parts.get(name) == "nn.Identity":  # calls must fit the other class
                 self.parts[name] = part
             self.parts.setdefault(name, part)
             if part not in self.alternatives.setdefault(name, []):
@@ -697,7 +697,7 @@ _ACTIVATIONS = ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu")
 
 
 def _name_arguments(constructor: ast.FunctionDef) -> None:
-    """Replaces `*args` of a class that derives from `nn.LayerNorm` with the layer's arguments."""
+    """Replaces the argument `*args` of a constructor with the arguments of `nn.LayerNorm`."""
     if constructor.args.vararg is None or len(constructor.args.args) > 1:
         return
     layer = ast.parse("def f(self, normalized_shape, eps=1e-5): pass").body[0]

@@ -131,7 +131,7 @@ def default_values(function: ast.FunctionDef) -> dict[str, ast.expr]:
 
 
 class Replace(ast.NodeTransformer):
-    """Replaces names and attributes that are read with other expressions.
+    """Replaces names and attributes with other expressions, where they are read.
 
     Args:
         texts: The new expression for each name, such as `{"self.width": "config.width"}`.

@@ -3,8 +3,8 @@
 The translation has three parts:
 
 - Folding (`hfseq.cli.port.folding`) removes code that hfseq never runs, such as losses and caches.
-- Lifting (`hfseq.cli.port.lifting`) replaces classes, statements and calls that many model files
-  share with `hfseq.nn`.
+- Lifting (`hfseq.cli.port.lifting`) replaces common classes, statements and calls of model files
+  with code that uses `hfseq.nn`.
 - All other code is translated operator by operator (`hfseq.cli.port.expressions`).
 
 A statement without a translation becomes a marker `NotTranslated`, and the translation continues.
@@ -942,10 +942,11 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _config_class(model_type: str) -> Any:
-    """Returns a default configuration of a model type.
+    """Loads the configuration class of a model type.
 
     Returns:
-        The class of the configuration if it has no defaults, and `None` if it cannot be imported.
+        An instance with the default values. If the class has no defaults, the class itself. If the
+        class cannot be imported, `None`.
     """
     from transformers import CONFIG_MAPPING
 

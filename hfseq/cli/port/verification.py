@@ -98,7 +98,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
         ) from error
     try:
         text_config = config.get_text_config()
-    except ValueError:  # several parts of the model read text
+    except ValueError:  # the configuration has several text configurations
         text_config = config
     for part in {id(part): part for part in (config, text_config)}.values():
         # The checks use token IDs of 4 and higher, so the padding ID must be lower than 4.
@@ -288,7 +288,7 @@ def config_source(config: PreTrainedConfig) -> str:
     try:
         changes = _changes(config)
         is_equal = type(config)(**changes).to_dict() == config.to_dict()
-    except Exception:  # some classes check values with each other, or have computed attributes
+    except Exception:  # some classes validate combinations of values or compute attributes
         is_equal = False
     if not is_equal:
         return f"{name}.from_dict({config.to_dict()!r})"

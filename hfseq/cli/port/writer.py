@@ -344,11 +344,7 @@ def _call_of_model(names: Sequence[str]) -> list[str]:
 
 
 def _stored_collections(translator: Translator) -> list[str]:
-    """Returns the line that declares the arrays that checkpoints contain but that are not trained.
-
-    Args:
-        translator: The translator of the file.
-    """
+    """Returns the line that declares untrained arrays of checkpoints, or no line without them."""
     text = "\n".join(ast.unparse(port.node) for port in translator.order if port.node)
     collections: dict[str, tuple[str, ...]] = {}
     if "nn.BatchNorm(" in text:
