@@ -80,7 +80,7 @@ def _rows(file: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str,
     from hfseq.data.tables import read_table
 
     if not Path(file).is_file():
-        raise UsageError(f"'{file}' does not exist")
+        raise UsageError(f"the table '{file}' does not exist")
     table = read_table(file, "", RecordArguments())
     names = list(table.columns)
     if not set(columns) <= set(names):
@@ -192,7 +192,7 @@ def _input_texts(arguments: argparse.Namespace, texts: Sequence[str]) -> list[st
         text = input_text(value, "text")
         if isinstance(text, RejectedInput) or not text.strip():
             reason = text if isinstance(text, RejectedInput) else "the text is empty"
-            raise DataError(f"{position}: {reason}. Remove empty texts")
+            raise DataError(f"{position}: {reason}. Each input must be a text that is not empty")
         checked.append(str(text))
     return checked
 
@@ -281,7 +281,7 @@ def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]
     """
     path = Path(arguments.texts)
     if not path.exists():
-        raise UsageError(f"'{path}' does not exist")
+        raise UsageError(f"PATH '{path}' does not exist")
     sources, texts = [], []
     if path.is_dir():
         patterns = [pattern.strip() for pattern in arguments.glob.split(",")]
@@ -459,7 +459,7 @@ def _corpus(file: str) -> list[str]:
     texts = (input_text(value, "text") for _, value in read_inputs(file))
     corpus = [str(text) for text in texts if not isinstance(text, RejectedInput) and text.strip()]
     if not corpus:
-        raise DataError(f"{file} contains no texts")
+        raise DataError(f"--corpus_file {file} contains no texts")
     return corpus
 
 
@@ -484,7 +484,12 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "in BEIR, or a folder of such folders, as in NanoBEIR (repeatable).",
     )
     for name in ("queries", "corpus", "qrels"):
-        group.add_argument(f"--{name}_file", metavar="FILE", help=f"File {name} of a dataset.")
+        group.add_argument(
+            f"--{name}_file",
+            metavar="FILE",
+            help=f"The file {name} of a dataset that is not in one folder. Requires the files "
+            "queries, corpus and qrels.",
+        )
     group.add_argument(
         "--split",
         default="test",

@@ -99,4 +99,4 @@ class _WrappedLoader(Loader):
         try:  # the module may have replaced itself in sys.modules
             self._after(sys.modules.get(module.__name__, module))
         except Exception as error:
-            logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
+            logger.warning("hfseq cannot extend the module %s: %s", module.__name__, error)

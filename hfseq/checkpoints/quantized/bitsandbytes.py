@@ -153,7 +153,9 @@ def _parse_state(weight: QuantizedWeight, part: str) -> dict[str, Any]:
             f"{name} is not a quantization state ({type(error).__name__}: {error})"
         ) from error
     if not shape or min(shape) < 0 or min(sizes) < 1:
-        raise weight.error(f"{name} contains the shape {shape} and the block sizes {sizes}")
+        raise weight.error(
+            f"{name} contains the shape {shape} and the block sizes {sizes}, which are not valid"
+        )
     if "nested_blocksize" in state and "nested_offset" not in state:
         raise weight.error(f"{name} contains nested_blocksize, but not the required nested_offset")
     return state

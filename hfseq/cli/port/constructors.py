@@ -303,7 +303,7 @@ class Constructor:
             if frozen and frozen[1] in self.own.frozen:  # the port stops the gradient
                 return []
             if not is_append:
-                self.scope.report(item, "a statement in a constructor")
+                self.scope.report(item, "this statement in a constructor has no translation")
                 return []
         result = visitor.visit(item)
         result = result if isinstance(result, list) else [] if result is None else [result]

@@ -140,7 +140,7 @@ def add_coverage(parser: argparse.ArgumentParser) -> None:
     flags.add_flag(
         parser,
         "output_file",
-        help_text="JSON file for the results. The file's results for other model types are kept.",
+        help_text="JSON file for the results. Existing results for other model types are kept.",
     )
     parser.add_argument(
         "--table",
@@ -417,7 +417,10 @@ def _read(path: str | None) -> dict[str, Result]:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
         return {entry["model_type"]: Result(**entry) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a file of coverage results: {error}") from error
+        raise DataError(
+            f"{path} is not a file of coverage results ({type(error).__name__}: {error}). Use a "
+            "file that hfseq port-coverage has written, or the path of a new file"
+        ) from error
 
 
 def _write(path: str, results: Iterable[Result]) -> None:

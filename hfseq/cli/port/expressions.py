@@ -630,7 +630,7 @@ class Writes:
         until = min((n for n in self.assigned.get(name, []) if n >= node.lineno), default=1 << 30)  # type: ignore[attr-defined]
         if any(line < n <= until for n in self.reads.get(name, [])):
             return (
-                f"a write into '{name}' inside of an expression, because '{name}' is read "
+                f"a write into '{name}' inside of an expression, although '{name}' is read "
                 "afterwards"
             )
         return None

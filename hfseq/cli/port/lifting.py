@@ -861,7 +861,7 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             return call("nn.visible", text, "segment_ids")
         if name == "create_bidirectional_mask":  # the classes of the file add it to the scores
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
-        scope.report(node, "a mask for attention that does not call attention_interface")
+        scope.report(node, "a mask for attention code that does not call attention_interface")
         return node
     if "window" not in kind_name:
         # Attention with a cache is causal without the mask.

@@ -773,7 +773,8 @@ class Translator:
                 )
         if base is None:
             raise UsageError(
-                f"{self.file.path.name} defines no base model for '{self.file.model_type}'"
+                f"{self.file.path.name} defines no base model for '{self.file.model_type}', so "
+                "this model type cannot be ported"
             )
         selected_heads = {
             n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}
