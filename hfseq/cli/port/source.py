@@ -351,7 +351,7 @@ class SourceFile:
         if not self.path.is_file():
             raise UsageError(
                 f"Transformers has no model file for the model type '{model_type}': "
-                f"models/{folder}/modeling_{folder}.py does not exist, so there is no code to port"
+                f"models/{folder}/modeling_{folder}.py does not exist, so it cannot be ported"
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _Choices(tree).visit(tree)
