@@ -21,7 +21,7 @@ TABLE_HELP = "(.jsonl, .json, .csv, .tsv, .parquet)"
 
 
 def _load(arguments: argparse.Namespace, name: str) -> Any:
-    """Loads a retrieval model as the class that it was saved with."""
+    """Loads a retrieval model as an instance of the class with which it was saved."""
     from hfseq.modeling.sentence import RetrievalModel
 
     return RetrievalModel.from_pretrained(name, precision=arguments.precision)
@@ -45,10 +45,10 @@ def _load_reranker(arguments: argparse.Namespace) -> CrossEncoder | None:
 
 
 def _check_trained(model: CrossEncoder, name: str) -> None:
-    """Checks that a cross-encoder is not an encoder with a new head.
+    """Checks that the classification head of a cross-encoder comes from the checkpoint.
 
     Raises:
-        UsageError: The checkpoint has no weights of the head.
+        UsageError: The checkpoint contains no head, so the model has a random one.
     """
     classifier: Any = model.model
     if classifier._fresh_head:
@@ -59,29 +59,35 @@ def _check_trained(model: CrossEncoder, name: str) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of ``encode`` and ``predict``."""
+    """Returns the options of the methods ``encode`` and ``predict`` from the flags."""
     hidden = arguments.disable_tqdm or not sys.stderr.isatty()
     return {"batch_size": arguments.batch_size, "show_progress_bar": not hidden}
 
 
 def _rows(file: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the rows of a table with their numbers.
+    """Yields the rows of a table with their numbers, starting at 1.
 
     Args:
-        file: The file.
-        columns: Names of the required columns. If the names differ, the first columns are used.
+        file: The path of the table.
+        columns: Names of the required columns. If the table does not contain all of them, its first
+            columns are used in this order.
+
+    Raises:
+        UsageError: The file does not exist.
+        DataError: The table has too few columns.
     """
     from hfseq.data.arguments import RecordArguments
     from hfseq.data.tables import read_table
 
     if not Path(file).is_file():
-        raise UsageError(f"'{file}' does not exist")
+        raise UsageError(f"the table '{file}' does not exist")
     table = read_table(file, "", RecordArguments())
     names = list(table.columns)
     if not set(columns) <= set(names):
         if len(names) < len(columns):
             raise DataError(
-                f"{file} has the columns {', '.join(names)}, but {', '.join(columns)} are required"
+                f"{file} has the columns {', '.join(names)}, but the columns "
+                f"{', '.join(columns)} are required"
             )
         names = [*columns, *names[len(columns) :]]
     cells = zip(*table.columns.values(), strict=True)
@@ -90,15 +96,18 @@ def _rows(file: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str,
 
 
 def _texts(file: str, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    """Returns the texts in columns of a row.
+    """Returns the texts in some columns of a row.
 
     Raises:
-        DataError: A value is not a text, or is empty.
+        DataError: A value is empty or is not a text.
     """
     for name in columns:
         value = row.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{file}: row {number}: '{name}' must be a text, not {value!r:.60}")
+            raise DataError(
+                f"{file}: row {number}: '{name}' must be a text that is not empty, not "
+                f"{value!r:.60}"
+            )
     return [row[name] for name in columns]
 
 
@@ -115,14 +124,17 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("scores")
     flags.add_flag(group, "top_k", default_text="all")
-    group.add_argument("--prompt", metavar="TEXT", help="Prompt before the query. Default: none.")
     group.add_argument(
-        "--prompt_name", metavar="NAME", help="Use the stored prompt with this name."
+        "--prompt", metavar="TEXT", help="Text to insert before the query. Default: none."
+    )
+    group.add_argument(
+        "--prompt_name", metavar="NAME", help="Name of a prompt that is stored in the model."
     )
     group.add_argument(
         "--activation",
         metavar="NAME",
-        help="Activation function, such as Identity or Sigmoid. Default: the model's.",
+        help="Activation function of the scores, such as Identity or Sigmoid. Default: the "
+        "activation function that is stored in the model.",
     )
     group = parser.add_argument_group("input and output")
     flags.add_flag(
@@ -136,7 +148,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
 
 
 def run_rank(arguments: argparse.Namespace) -> int:
-    """Sorts texts by their scores for a query."""
+    """Prints texts in the order of their scores for a query."""
     documents = _input_texts(arguments, arguments.documents)
     from hfseq.modeling.sentence import CrossEncoder
 
@@ -161,14 +173,14 @@ def run_rank(arguments: argparse.Namespace) -> int:
 
 
 def _input_texts(arguments: argparse.Namespace, texts: Sequence[str]) -> list[str]:
-    """Returns the texts of the command line, of ``--input_file`` or of standard input.
+    """Returns the texts from the command line, from ``--input_file`` or from standard input.
 
     Raises:
-        UsageError: Both are used.
+        UsageError: Texts are passed both on the command line and with ``--input_file``.
         DataError: A text is empty or cannot be read.
     """
     if texts and arguments.input_file:
-        raise UsageError("use either positional texts or --input_file, not both")
+        raise UsageError("pass texts either as arguments or with --input_file, not both")
     from hfseq.pipelines.base import RejectedInput, input_text, read_inputs
 
     name = arguments.input_file or "-"
@@ -180,7 +192,7 @@ def _input_texts(arguments: argparse.Namespace, texts: Sequence[str]) -> list[st
         text = input_text(value, "text")
         if isinstance(text, RejectedInput) or not text.strip():
             reason = text if isinstance(text, RejectedInput) else "the text is empty"
-            raise DataError(f"{position}: {reason}. Remove empty texts")
+            raise DataError(f"{position}: {reason}. Each input must be a text that is not empty")
         checked.append(str(text))
     return checked
 
@@ -192,7 +204,7 @@ def _input_texts(arguments: argparse.Namespace, texts: Sequence[str]) -> list[st
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq search``."""
     parser.add_argument(
-        "model", metavar="MODEL", help="Directory or Hub name of an encoder of texts."
+        "model", metavar="MODEL", help="Directory or Hub name of a model that encodes texts."
     )
     parser.add_argument(
         "texts",
@@ -201,13 +213,13 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         f"{TABLE_HELP}.",
     )
     parser.add_argument(
-        "queries", metavar="QUERY", nargs="*", help="Query. Default: lines of standard input."
+        "queries", metavar="QUERY", nargs="*", help="Query. Default: the lines of standard input."
     )
     group = parser.add_argument_group("search")
     flags.add_flag(group, "top_k", 10)
     group.add_argument(
         "--glob", metavar="PATTERN", default="*.txt,*.md",
-        help="Comma-separated patterns of the files of a folder. Default: *.txt,*.md.",
+        help="Comma-separated patterns of the files to search in a folder. Default: *.txt,*.md.",
     )  # fmt: skip
     group.add_argument(
         "--unit",
@@ -227,7 +239,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Searches texts for the most similar ones to each query."""
+    """Prints the texts that are most similar to each query."""
     models.check_at_least_one(arguments, "rerank_k")
     sources, texts = _searched_texts(arguments)
     models.prepare_devices(arguments)
@@ -261,7 +273,7 @@ def run_search(arguments: argparse.Namespace) -> int:
 
 
 def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Returns the searched texts and the source of each, such as ``notes.txt:12``.
+    """Returns the sources of the texts to search, such as ``notes.txt:12``, and the texts.
 
     Raises:
         DataError: The path does not contain any text.
@@ -269,7 +281,7 @@ def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]
     """
     path = Path(arguments.texts)
     if not path.exists():
-        raise UsageError(f"'{path}' does not exist")
+        raise UsageError(f"PATH '{path}' does not exist")
     sources, texts = [], []
     if path.is_dir():
         patterns = [pattern.strip() for pattern in arguments.glob.split(",")]
@@ -293,7 +305,12 @@ def _searched_texts(arguments: argparse.Namespace) -> tuple[list[str], list[str]
 
 
 def _units(text: str, unit: str) -> Iterator[tuple[int, str]]:
-    """Yields the parts of a text with the numbers of their first lines."""
+    """Yields the units of a text, each with the number of its first line.
+
+    Args:
+        text: The content of a file.
+        unit: "file", "paragraph" or "line".
+    """
     if unit == "file":
         if text.strip():
             yield 1, text.strip()
@@ -316,7 +333,7 @@ def _units(text: str, unit: str) -> Iterator[tuple[int, str]]:
 def add_mine(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq mine``."""
     parser.add_argument(
-        "model", metavar="MODEL", help="Directory or Hub name of an encoder of texts."
+        "model", metavar="MODEL", help="Directory or Hub name of a model that encodes texts."
     )
     group = parser.add_argument_group("input and output")
     group.add_argument(
@@ -342,22 +359,24 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
         choices=("triplet", "n-tuple", "labeled-pair", "labeled-list"),
         default="triplet",
         help="Columns of the output. triplet: anchor, positive, negative. n-tuple: one column per "
-        "negative. labeled-pair: anchor, document, label. labeled-list: anchor, list of documents, "
-        "list of labels. Default: triplet.",
+        "negative. labeled-pair: anchor, positive, label, where the column positive contains a "
+        "positive or a negative. labeled-list: anchor, positive (list of documents), labels "
+        "(list). Default: triplet.",
     )
     group.add_argument(
-        "--output_scores", action="store_true", help="Write scores, instead of labels."
+        "--output_scores", action="store_true", help="Write scores instead of labels."
     )
     group = parser.add_argument_group("negatives")
     models.add_int_flags(
         group,
         ("num_negatives", 3, "Number of negatives per query. Default: 3."),
-        ("range_min", 0, "Number of best candidates to skip. Default: 0."),
+        ("range_min", 0, "Number of candidates to skip, starting with the best. Default: 0."),
         (
             "range_max",
             None,
-            "Number of candidates per query. Default: range_min + num_negatives (10 times as many "
-            "with a filter) + the largest number of positives of a query.",
+            "Number of candidates per query. Default: range_min + num_negatives (or 10 * "
+            "num_negatives, if candidates are filtered) + the largest number of positives of a "
+            "query.",
         ),
     )
     for name, text in (
@@ -379,7 +398,7 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
         "--sampling_strategy",
         choices=("top", "random"),
         default="top",
-        help="Use the best candidates, or sample from all of them. Default: top.",
+        help="top: use the best candidates. random: sample from all candidates. Default: top.",
     )
     group.add_argument(
         "--cross_encoder",
@@ -392,7 +411,7 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
 
 
 def run_mine(arguments: argparse.Namespace) -> int:
-    """Finds hard negatives for pairs of queries and documents."""
+    """Finds hard negatives for pairs of queries and documents, and writes them."""
     import dataclasses
 
     from hfseq.objectives.mining import Mining, mine
@@ -440,7 +459,7 @@ def _corpus(file: str) -> list[str]:
     texts = (input_text(value, "text") for _, value in read_inputs(file))
     corpus = [str(text) for text in texts if not isinstance(text, RejectedInput) and text.strip()]
     if not corpus:
-        raise DataError(f"{file} contains no texts")
+        raise DataError(f"--corpus_file {file} contains no texts")
     return corpus
 
 
@@ -465,7 +484,12 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "in BEIR, or a folder of such folders, as in NanoBEIR (repeatable).",
     )
     for name in ("queries", "corpus", "qrels"):
-        group.add_argument(f"--{name}_file", metavar="FILE", help=f"File {name} of a dataset.")
+        group.add_argument(
+            f"--{name}_file",
+            metavar="FILE",
+            help=f"The file {name} of a dataset that is not in one folder. Requires the files "
+            "queries, corpus and qrels.",
+        )
     group.add_argument(
         "--split",
         default="test",
@@ -495,8 +519,8 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reranking_file",
         metavar="FILE",
-        help="JSON lines with query, positive (list) and negative (list), or documents (list) "
-        "instead of negative.",
+        help="JSON lines with the keys query, positive (list), and either negative (list) or "
+        "documents (list).",
     )
     group = parser.add_argument_group("output")
     flags.add_output_flags(group, "Write a JSON object with all metrics.")
@@ -504,7 +528,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluates a retrieval model."""
+    """Evaluates a retrieval model and prints the metrics."""
     from hfseq.data.beir import find_collections, read_collection
 
     collections = [
@@ -517,13 +541,16 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     if any(files):
         missing = [name for name, file in zip(names, files, strict=True) if file is None]
         if missing:
-            raise UsageError(f"--{missing[0]}_file is missing: all three files are required")
+            raise UsageError(
+                f"--{missing[0]}_file is missing: --queries_file, --corpus_file and --qrels_file "
+                "must be used together"
+            )
         collections.append(read_collection(*files))
     evaluations = [name for name in _EVALUATIONS if getattr(arguments, f"{name}_file")]
     if not collections and not evaluations:
         raise UsageError(
-            "there is nothing to evaluate: use --dataset DIR, or one of --sts_file, --pairs_file, "
-            "--triplets_file, --reranking_file"
+            "there is nothing to evaluate: use --dataset DIR, or at least one of --sts_file, "
+            "--pairs_file, --triplets_file and --reranking_file"
         )
     data = {
         name: _read_evaluation(name, getattr(arguments, f"{name}_file")) for name in evaluations
@@ -553,8 +580,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-#: For each file flag: the function in `retrieval_evaluation`, the columns with texts, and the
-#: column with the label.
+#: For each of the flags `--sts_file`, `--pairs_file`, …: the function in `retrieval_evaluation`,
+#: the columns that contain texts, and the column that contains the label.
 _EVALUATIONS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "sts": ("evaluate_similarity", ("sentence1", "sentence2"), "score"),
     "pairs": ("evaluate_pairs", ("sentence1", "sentence2"), "label"),
@@ -564,7 +591,7 @@ _EVALUATIONS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
 
 
 def _read_evaluation(name: str, file: str) -> list[Any]:
-    """Returns the arguments of an evaluation from its file."""
+    """Reads a file of `--{name}_file`, and returns the arguments of the evaluation function."""
     _, columns, label = _EVALUATIONS[name]
     if not columns:
         return [[row for _, row in _rows(file, ("query", "positive"))]]

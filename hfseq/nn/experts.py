@@ -1,15 +1,16 @@
-"""Mixtures of experts: each token passes through the few experts that a router has chosen for it.
+"""Mixture-of-experts layers, in which a router chooses a few experts for each token.
 
-The computation is exact: no token is dropped, even if the load is unbalanced. The rows of all
-chosen token-expert pairs are sorted by expert, so that each expert computes adjacent rows.
+The computation is exact: no token is dropped, even if the experts get different numbers of tokens.
+There is one row for each pair of a token and one of its experts. The rows are sorted by expert, so
+that the rows of each expert are adjacent.
 
-The rows of each expert are padded to a multiple of a block size, and each block is multiplied with
-the weights of its only expert. `jax.lax.ragged_dot` would multiply all groups in one call. But XLA
-computes it as if every expert computed every row, with an array of all experts and rows (jax 0.10,
-programs for CPU, H200 and v5e).
+The rows of each expert are padded to a multiple of a block size. A block therefore belongs to one
+expert, and is multiplied by the kernels of that expert. `jax.lax.ragged_dot` could multiply all
+blocks in one call. However, XLA then lets every expert compute every row, and needs an array for
+all experts and rows (jax 0.10, programs for CPU, H200 and v5e).
 
 On a mesh, `mix_sharded_experts` distributes the experts over the mesh axis `expert`. Each device
-gathers the tokens of the devices that differ only in this axis, and computes its own experts.
+gathers the tokens of all devices along this axis, and computes its own experts for these tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from hfseq.nn.context import current_options, platform
 from hfseq.nn.layers import LowRankConfig
 from hfseq.nn.sharding import BATCH_AXES, EXPERT, FSDP, SEQUENCE, TENSOR, Axes
 
-# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks waste
-# little on padding, and large ones multiply at a higher rate.
+# Minimum and maximum number of rows per block on CPUs and on accelerators. Small blocks need less
+# padding, and large blocks are multiplied at a higher rate.
 _CPU_BLOCKS, _ACCELERATOR_BLOCKS = (8, 128), (64, 512)
 
 
@@ -41,13 +42,13 @@ class ExpertRows:
     """The rows of all experts, sorted by expert.
 
     Attributes:
-        expert: Number of the expert of each row, int32 `(rows,)`.
-        sizes: Number of rows of each expert, int32 `(experts,)`, for rows without blocks, which
-            `jax.lax.ragged_dot` multiplies. `None` if the rows are in blocks.
-        block_expert: Number of the expert of each block, int32 `(blocks,)`. `None` if the rows are
+        expert: Index of the expert of each row, int32 `(rows,)`.
+        sizes: Number of rows of each expert, int32 `(experts,)`, if `jax.lax.ragged_dot` multiplies
+            the rows. `None` if the rows are in blocks.
+        block_expert: Index of the expert of each block, int32 `(blocks,)`. `None` if the rows are
             not in blocks.
-        num_blocks: Number of blocks with rows, int32 scalar. The blocks after these are not
-            computed.
+        num_blocks: Number of blocks that contain rows, as an int32 scalar. The remaining blocks are
+            at the end and are not computed.
     """
 
     expert: jax.Array
@@ -63,7 +64,7 @@ class ExpertRows:
         *,
         transposed: bool = False,
     ) -> jax.Array:
-        """Multiplies each row with the kernel of its expert.
+        """Multiplies each row by the kernel of its expert.
 
         Args:
             rows: `(rows, inputs)`.
@@ -85,7 +86,7 @@ class ExpertRows:
         return outputs if bias is None else outputs + bias[self.expert]
 
 
-#: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts.
+#: Computes the outputs `(rows, features)` from the inputs `(rows, features)` and their layout.
 ExpertFunction = Callable[[jax.Array, ExpertRows], jax.Array]
 
 
@@ -100,14 +101,15 @@ def mix_experts(
 
     Args:
         x: Tokens, `(tokens, features)`.
-        expert_index: Numbers of the experts of each token, integers `(tokens, choices)`. A choice
-            with a number of at least `num_experts` is ignored.
-        expert_weights: Weight of each choice, `(tokens, choices)`. The router's gradient flows
-            through these weights.
+        expert_index: Indices of the experts that are chosen for each token, integers
+            `(tokens, choices)`. An index of `num_experts` or more is ignored.
+        expert_weights: Weight of each chosen expert, `(tokens, choices)`. The gradient of the
+            router flows through these weights.
         num_experts: Number of experts.
-        experts: Computes the experts' feed-forward layers from the rows, `(rows, features)`, and an
-            `ExpertRows`, whose method `product` multiplies the rows by the experts' kernels. Each
-            row must be processed independently of the others.
+        experts: Function that computes the feed-forward layers of the experts. Its arguments are
+            the rows, `(rows, features)`, and an `ExpertRows`, whose method `product` multiplies
+            each row by the kernel of its expert. The function must process each row independently
+            of the others.
 
     Returns:
         The outputs, `(tokens, features)`, in the data type of `x`. Sums are computed in float32.
@@ -133,7 +135,8 @@ def mix_experts(
     layout = ExpertRows(
         jnp.repeat(block_expert, size), block_expert=block_expert, num_blocks=num_blocks
     )
-    # The number of the pair in each row. Rows without a pair get the number after the last pair.
+    # The index of the token-expert pair in each row. Rows that are padding get the index after the
+    # last pair.
     pairs = jnp.full(num_rows, len(order), jnp.int32)
     pairs = pairs.at[jnp.where(is_valid, row_numbers, num_rows)].set(
         jnp.arange(len(order), dtype=jnp.int32), mode="drop"
@@ -148,9 +151,11 @@ def mix_experts(
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
-    """Returns the power of two closest to a quarter of the mean number of rows from below.
+    """Returns the number of rows per block.
 
-    The mean is over the experts. Padding then takes about an eighth of the rows.
+    This is the largest power of two that is at most a quarter of the mean number of rows per
+    expert, within the minimum and maximum of the platform. The padding then adds about an eighth of
+    the number of rows.
     """
     size, maximum = _CPU_BLOCKS if platform() == "cpu" else _ACCELERATOR_BLOCKS
     while size < maximum and 8 * size * num_experts <= pairs:
@@ -159,13 +164,13 @@ def _block_size(pairs: int, num_experts: int) -> int:
 
 
 def _take_rows(x: jax.Array, pairs: jax.Array, choices: int) -> jax.Array:
-    """Returns the row of each pair, and zeros for rows without a pair."""
+    """Returns the token of each pair as a row, and zeros for rows that are padding."""
     is_pair = pairs < x.shape[0] * choices
     return jnp.where(is_pair[:, None], x[jnp.minimum(pairs // choices, x.shape[0] - 1)], 0)
 
 
-# Both directions of the two functions below are gathers. The gradient that jax derives from a
-# gather is a scatter, which is slower and adds in an undefined order on GPUs.
+# The two functions below are gathers, and so are their gradients. JAX would derive a scatter as the
+# gradient of a gather. A scatter is slower, and on GPUs it adds in an undefined order.
 
 
 @jax.custom_vjp
@@ -222,13 +227,13 @@ def _blocked_product(
     num_blocks: jax.Array,
     transposed: bool,
 ) -> jax.Array:
-    """Multiplies each block of rows with the kernel of its expert.
+    """Multiplies each block of rows by the kernel of its expert.
 
     Args:
         rows: `(blocks * block size, inputs)`.
         kernel: `(experts, inputs, outputs)`, or `(experts, outputs, inputs)` if `transposed`.
-        block_expert: Number of each block's expert, `(blocks,)`.
-        num_blocks: Number of blocks to compute. The outputs of the others are zeros.
+        block_expert: Index of the expert of each block, `(blocks,)`.
+        num_blocks: Number of blocks to compute. The outputs of the remaining blocks are zeros.
         transposed: Whether the last two axes of the kernel are swapped.
     """
     size = len(rows) // len(block_expert)
@@ -247,7 +252,7 @@ def _oriented(matrix: jax.Array, transposed: bool) -> jax.Array:
     return matrix.T if transposed else matrix
 
 
-#: Rows, kernel, numbers of the blocks' experts, and number of blocks.
+#: The arguments `rows`, `kernel`, `block_expert` and `num_blocks` of `_blocked_product`.
 Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -295,16 +300,17 @@ _blocked_product.defvjp(_blocked_forward, _blocked_backward)
 
 
 def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the highest scores of each token and the numbers of their experts.
+    """Returns the highest scores of each token and the indices of their experts.
 
-    Each device computes this for its own tokens. XLA would gather the scores of all devices.
+    Each device computes this for its own tokens, with `shard_map`. Without it, XLA would gather the
+    scores of all devices.
 
     Args:
         scores: `(batch, length, experts)`.
         choices: Number of experts per token.
 
     Returns:
-        The scores and the numbers, `(batch, length, choices)` each, in descending order.
+        The scores in descending order and the indices, `(batch, length, choices)` each.
     """
 
     def choose(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -326,8 +332,8 @@ def choose_experts(scores: jax.Array, choices: int) -> tuple[jax.Array, jax.Arra
     return best, index
 
 
-#: Computes the outputs of all rows, `(rows, features)`, from the rows of the experts and the
-#: experts' arrays.
+#: Computes the outputs `(rows, features)` from the inputs `(rows, features)`, their layout, and the
+#: parameters of the experts.
 ShardedExpertFunction = Callable[[jax.Array, ExpertRows, Mapping[str, jax.Array]], jax.Array]
 
 
@@ -342,27 +348,31 @@ def mix_sharded_experts(
 ) -> jax.Array:
     """Computes `mix_experts` for a batch of sequences, on the mesh of the current options.
 
-    The mesh axis `expert` splits the experts and the batch. Each device gathers the tokens of its
-    `expert` axis, computes its own experts for them, and the sums of all devices are scattered
-    back. The result equals that of one device up to the order of the sums.
+    The mesh axis `expert` splits both the experts and the batch. Each device gathers the tokens of
+    all devices along this axis, and computes its own experts for them. The outputs are then summed
+    over the devices, and each device gets the sums of its own tokens. The result equals that of one
+    device, except for rounding.
 
     Args:
         x: Hidden states, `(batch, length, features)`.
-        expert_index: Numbers of the experts of each token, `(batch, length, choices)`.
-        expert_weights: Weight of each choice, `(batch, length, choices)`.
+        expert_index: Indices of the experts that are chosen for each token,
+            `(batch, length, choices)`.
+        expert_weights: Weight of each chosen expert, `(batch, length, choices)`.
         num_experts: Number of experts.
-        experts: The experts' feed-forward layers, as in `mix_experts`. A third argument contains
-            the arrays of the experts of this device. If `tensor` splits an array, it must compute
-            this device's part of a sum over the axis `tensor`.
-        arrays: The parameters of the experts. The first axis of each array is the expert. They are
-            converted to the data type of `x`.
-        axes: The mesh axes that split each array. Arrays are gathered over `fsdp`.
+        experts: Function that computes the feed-forward layers of the experts, as in `mix_experts`.
+            Its third argument contains the parameters of the experts on this device. If the mesh
+            axis `tensor` splits a parameter, the function must return a partial sum, because the
+            results are summed over this axis.
+        arrays: The parameters of the experts by name. The first axis of each array is the expert.
+            The arrays are converted to the data type of `x`.
+        axes: For each array, the mesh axes that split its dimensions. Arrays are gathered over
+            `fsdp`.
 
     Returns:
         The outputs, `(batch, length, features)`, in the data type of `x`.
 
     Raises:
-        UsageError: The axis `expert` does not divide the experts.
+        UsageError: The size of the mesh axis `expert` does not divide the number of experts.
     """
     mesh = current_options().mesh
     if mesh is None or mesh.size == 1:
@@ -379,7 +389,8 @@ def mix_sharded_experts(
     shards = sizes.get(EXPERT, 1)
     if num_experts % shards:
         raise UsageError(
-            f"--mesh expert={shards} does not divide the {num_experts} experts of the model"
+            f"--mesh expert={shards} does not divide the {num_experts} experts of the model. Use "
+            f"a divisor of {num_experts}"
         )
     used = {
         name: tuple(entry if entry in sizes else None for entry in entries)
@@ -439,7 +450,7 @@ def _with_arrays(
 def _token_spec(mesh: Mesh, x: jax.Array) -> PartitionSpec:
     """Returns the mesh axes that split an array `(batch, length, features)`.
 
-    A dimension is not split if the mesh axes do not divide its length.
+    A dimension is not split if its length is not a multiple of the number of shards.
     """
 
     def entry(axes: tuple[str, ...], length: int) -> tuple[str, ...] | None:
@@ -451,14 +462,17 @@ def _token_spec(mesh: Mesh, x: jax.Array) -> PartitionSpec:
 
 
 def _gathered(array: jax.Array, axes: Axes) -> jax.Array:
-    """Gathers an array over `fsdp`, within `shard_map`."""
+    """Gathers an array over the mesh axis `fsdp`. Must be called within `shard_map`."""
     if FSDP not in axes:
         return array
     return lax.all_gather(array, FSDP, axis=axes.index(FSDP), tiled=True)
 
 
 def tensor_rank(mesh: Mesh | None) -> jax.Array | int:
-    """Returns the index of the device on the axis `tensor`, within `mix_sharded_experts`."""
+    """Returns the index of the device on the mesh axis `tensor`, or 0 without such an axis.
+
+    Must be called within `mix_sharded_experts`.
+    """
     return lax.axis_index(TENSOR) if mesh is not None and mesh.shape.get(TENSOR, 1) > 1 else 0
 
 
@@ -467,7 +481,9 @@ def tensor_rank(mesh: Mesh | None) -> jax.Array | int:
 
 
 class ExpertAdapter(nnx.Module):
-    """Low-rank adapters of a kernel of all experts, with the layout of PEFT.
+    """Low-rank adapters for a kernel that contains the weights of all experts.
+
+    The parameters have the layout of PEFT.
 
     Args:
         num_experts: Number of experts.
@@ -477,8 +493,8 @@ class ExpertAdapter(nnx.Module):
         rngs: Random keys for the initialization.
 
     Attributes:
-        lora_A: `(experts * rank, inputs)`, with the rows of an expert next to each other.
-        lora_B: `(outputs, rank * experts)`, with the columns of a rank next to each other.
+        lora_A: `(experts * rank, inputs)`. The rows of each expert are adjacent.
+        lora_B: `(outputs, rank * experts)`. The columns with the same rank index are adjacent.
     """
 
     def __init__(
@@ -490,10 +506,10 @@ class ExpertAdapter(nnx.Module):
         self.lora_B = nnx.Param(jnp.zeros((outputs, lora.rank * num_experts)))
 
     def factors(self) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors of each expert.
+        """Returns the two low-rank factors of each expert.
 
         Their shapes are `(experts, inputs, rank)` and `(experts, rank, outputs)`. The second factor
-        includes the scale of the adapter.
+        is multiplied by the scale of the adapter.
         """
         a, b = self.lora_A[...], self.lora_B[...]
         first = a.reshape(self.num_experts, self.lora.rank, -1).swapaxes(1, 2)
@@ -502,14 +518,15 @@ class ExpertAdapter(nnx.Module):
 
 
 class ExpertLayer(nnx.Module):
-    """Base class of modules with the kernels of all experts of a layer.
+    """Base class of modules that contain the kernels of all experts of a layer.
 
-    A kernel is an `nnx.Param` with three axes, the first of which is the expert. Its adapter is the
-    attribute with the name of the kernel and `_adapter`.
+    A kernel is an `nnx.Param` with three axes, the first of which is the expert. The adapter of the
+    kernel `name` is the attribute `{name}_adapter`.
 
     Attributes:
         kernel_names: Names of the kernels, in PyTorch's order.
-        transposed: Whether the shape of kernels is `(experts, outputs, inputs)`.
+        transposed: Whether the kernels have the shape `(experts, outputs, inputs)`. Otherwise, it
+            is `(experts, inputs, outputs)`.
     """
 
     kernel_names: ClassVar[tuple[str, ...]] = ("gate_up_proj", "down_proj")

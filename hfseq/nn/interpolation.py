@@ -9,7 +9,12 @@ import numpy as np
 
 
 def cubic(distance: Any, a: float = -0.75) -> Any:
-    """Computes the weights of cubic interpolation (Keys, 1981) for distances in elements."""
+    """Computes the weights of cubic interpolation (Keys, 1981).
+
+    Args:
+        distance: Distance of each element from the interpolated position, in elements.
+        a: Parameter of the interpolation kernel.
+    """
     library = np if isinstance(distance, np.ndarray) else jnp
     d = abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -31,8 +36,14 @@ def resize_matrix(
 ) -> np.ndarray:
     """Returns the matrix `(new_length, length)` that interpolates along an axis.
 
-    PyTorch derives the step between samples from the factor that the caller passed, if there is
-    one.
+    Args:
+        length: The old number of elements.
+        new_length: The new number of elements.
+        method: "linear" or "cubic".
+        align_corners: Whether the centers of the first and last element keep their positions.
+        factor: The scale factor that the user passed, or `None`. As in PyTorch, it determines the
+            distance between the new elements, even if `new_length` is rounded.
+        antialias: Whether to smooth the array before its size is reduced.
     """
     step = 1 / factor if factor else length / new_length
     if align_corners:

@@ -1,7 +1,7 @@
-"""Modules that have no counterpart among the layers of hand-written families.
+"""Modules for PyTorch layers that few model families use.
 
-`hfseq port` uses them for transposed convolutions, for sequences of modules, and for modules that
-have no parameters, such as pooling.
+`hfseq port` needs them, for example, for transposed convolutions, for `torch.nn.Sequential`, and
+for modules without parameters, such as pooling.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hfseq.nn.random import Keys
 
 
 def identity(x: Any, *_: Any) -> Any:
-    """Returns its first argument."""
+    """Returns the first argument and ignores all others."""
     return x
 
 
 class Buffer(nnx.Variable):
-    """An array that files contain and that is not trained, like PyTorch's buffers.
+    """An array that is not trained, like a buffer of PyTorch.
 
-    Buffers belong to the collection `buffers`. A model class lists the names of those that files
-    contain in `stored_collections`, such as `{"buffers": ("correction_bias",)}`.
+    Buffers belong to the collection `buffers`. If checkpoints contain a buffer, the model class
+    lists its name in `stored_collections`, such as `{"buffers": ("correction_bias",)}`.
     """
 
 
@@ -41,12 +41,12 @@ nnx.register_variable_name("buffers", Buffer)
 class Function:
     """A function with fixed keyword arguments, such as pooling with a window size.
 
-    Two objects are equal if their functions and arguments are equal. Layers that own them are thus
-    interchangeable for `scan_layers`.
+    Two objects are equal if their functions and arguments are equal. Thus `scan_layers` can treat
+    layers that contain such objects as layers of the same structure.
 
     Args:
         function: The function.
-        **arguments: Its keyword arguments.
+        **arguments: The fixed keyword arguments.
     """
 
     def __init__(self, function: Callable[..., Any], **arguments: Any):
@@ -54,7 +54,7 @@ class Function:
         self.arguments = arguments
 
     def __call__(self, *inputs: Any) -> Any:
-        """Calls the function."""
+        """Calls the function with the fixed keyword arguments."""
         return self.function(*inputs, **self.arguments)
 
     def _key(self) -> tuple[Any, str]:
@@ -72,13 +72,13 @@ class Function:
 
 
 class Sequential(nnx.Module):
-    """Modules and functions that are called one after the other.
+    """Calls modules and functions one after the other, like `torch.nn.Sequential`.
 
-    Their names in checkpoints are 0, 1, … A function takes a number, too, as PyTorch's modules
-    without parameters do.
+    In checkpoints, the name of a module is its index among all layers. Functions are counted too,
+    because PyTorch has modules without parameters in their place.
 
     Args:
-        *layers: The modules and functions. Dropout gets the random keys of the call.
+        *layers: The modules and functions. Only `Dropout` and `Sequential` get the random keys.
     """
 
     __signature__ = ConstructorSignature()
@@ -95,7 +95,7 @@ class Sequential(nnx.Module):
                 setattr(self, str(number), layer)
 
     def __call__(self, x: Any, rngs: Keys | None = None) -> Any:
-        """Calls all layers."""
+        """Calls all layers in order."""
         for layer in self:
             x = layer(x, rngs) if isinstance(layer, Dropout | Sequential) else layer(x)
         return x
@@ -115,13 +115,13 @@ class Sequential(nnx.Module):
 class WeightNormConv(Conv):
     """A convolution with weight normalization (Salimans and Kingma, 2016).
 
-    As in PyTorch, the parameters are the norms of the slices of the kernel along an axis,
-    `parametrizations.weight.original0`, and their directions, `original1`, `(out, in / groups,
-    *kernel_size)`.
+    As in PyTorch, two parameters replace the kernel. `parametrizations.weight.original0` contains
+    the norm of each slice of the kernel along an axis. `parametrizations.weight.original1`, of
+    shape `(out, in / groups, *kernel_size)`, contains the directions of the slices.
 
     Args:
-        conv: The convolution, whose kernel is replaced.
-        axis: The axis of the slices in PyTorch's layout.
+        conv: The convolution whose kernel is replaced.
+        axis: The axis of the slices in the layout of `original1`.
     """
 
     def __init__(self, conv: Conv, axis: int = 0):
@@ -152,7 +152,9 @@ class WeightNormConv(Conv):
 
 
 class MultiheadAttention(nnx.Module):
-    """PyTorch's attention layer, whose query, key and value projections are one parameter.
+    """The layer `torch.nn.MultiheadAttention`.
+
+    The kernels of the query, key and value projections are one parameter.
 
     Args:
         features: Size of the inputs and outputs.
@@ -199,12 +201,12 @@ class MultiheadAttention(nnx.Module):
             value: The inputs of the value projection.
             key_padding_mask: True for keys that are padding, `(batch, keys)`.
             need_weights: Whether to return the attention weights, averaged over heads.
-            attn_mask: True for pairs of query and key that are hidden, or floats that are added to
-                the scores, `(queries, keys)` or `(batch * heads, queries, keys)`.
+            attn_mask: Booleans that are true where a key is masked, or numbers that are added to
+                the scores. The shape is `(queries, keys)` or `(batch * heads, queries, keys)`.
 
         Returns:
-            The outputs, in the layout of the inputs, and the weights, `(batch, queries, keys)`, or
-            `None`.
+            The outputs in the layout of the inputs, and the attention weights
+            `(batch, queries, keys)` or `None`.
         """
         if not self.batch_first:
             query, key, value = (x.swapaxes(0, 1) for x in (query, key, value))
@@ -233,9 +235,10 @@ class MultiheadAttention(nnx.Module):
 
 
 class ConvTranspose(nnx.Module):
-    """The transpose of a convolution, which enlarges its input, in PyTorch's layout.
+    """A transposed convolution, which enlarges its input.
 
-    The kernel has the shape `(*kernel_size, out_features // groups, in_features)`.
+    As in PyTorch, inputs and outputs are `(batch, channels, *sizes)`. The kernel has the shape
+    `(*kernel_size, out_features // groups, in_features)`.
 
     Args:
         in_features: Input channels.
@@ -243,9 +246,9 @@ class ConvTranspose(nnx.Module):
         kernel_size: Size of the kernel for each spatial axis.
         init: Initializer of the kernel, `init(key, shape, dtype)`.
         rngs: Random keys for the initialization.
-        stride: Enlargement for each spatial axis, or one number for all.
-        padding: Numbers of elements that are removed at both ends of each axis.
-        output_padding: Numbers of further elements at the end of each axis.
+        stride: Factor by which each spatial axis is enlarged, or one number for all.
+        padding: Number of elements that are removed at both ends of each axis.
+        output_padding: Number of additional elements at the end of each axis.
         dilation: Distance between the elements of a window.
         groups: Number of channel groups.
         use_bias: Whether to add a bias.

@@ -1,4 +1,4 @@
-"""The plugin system: hooks, discovery of plugins, and the registries that they fill.
+"""The plugin system: its hooks, the discovery of plugins, and the registries of their names.
 
 Public names are imported on first use, so that commands without plugins do not import pluggy.
 """

@@ -9,7 +9,8 @@ OPTIMIZERS = (
     *("muon", "nadamw", "novograd", "radam", "rmsprop", "schedule_free_adamw", "sgd"),
 )
 
-#: Model types by the constant in `hfseq.data.tokenizers` that defines their special tokens.
+#: For each constant in `hfseq.data.tokenizers` that defines special tokens, the model types that
+#: use these tokens.
 TOKENIZERS = {
     "ROBERTA": ("roberta", "bart", "roberta-prelayernorm"),
     "GPT2": ("gpt2",),
@@ -72,9 +73,9 @@ def register_tokenizers(register: Register) -> None:
 
 @hookimpl
 def register_attention(register: Register) -> None:
-    """Registers the attention implementations, and ``auto``, which selects one automatically.
+    """Registers the attention implementations.
 
-    The selection depends on the platform and on the shapes.
+    ``auto`` selects one of them, depending on the platform and on the shapes.
     """
     for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash", "splash"):
         register(name, f"hfseq.nn.attention:{name.upper()}")
@@ -82,7 +83,7 @@ def register_attention(register: Register) -> None:
 
 @hookimpl
 def register_precisions(register: Register) -> None:
-    """Registers floating-point precisions, FP8, and Qwix quantization for inference."""
+    """Registers floating-point precisions, FP8 training, and Qwix quantization for inference."""
     for name in ("float32", "bfloat16", "float16"):
         register(name, f"hfseq.nn.precision:{name.upper()}")
     register("fp8_delayed", "hfseq.nn.fp8:delayed_scaling")
@@ -93,7 +94,7 @@ def register_precisions(register: Register) -> None:
 
 @hookimpl
 def register_trackers(register: Register) -> None:
-    """Registers TensorBoard event files, Weights & Biases and JSON lines."""
+    """Registers the trackers for TensorBoard, Weights & Biases and JSON lines."""
     register("tensorboard", "hfseq.training.trackers:TensorBoardTracker")
     register("wandb", "hfseq.training.trackers:WandbTracker")
     register("jsonl", "hfseq.training.trackers:JsonlTracker")

@@ -51,13 +51,13 @@ class RegisterArchitecture(Protocol):
                 class.
             sharding: List of sharding rules (regular expression, tactic), or `None`.
             card: One line about the architecture for the model card.
-            citation: BibTeX of its papers.
+            citation: BibTeX entries of the papers about the architecture.
         """
 
 
 @hookspec
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers architectures: a configuration class, a model class per task, sharding rules."""
+    """Registers architectures, each with a configuration, model classes and sharding rules."""
 
 
 @hookspec(firstresult=True)
@@ -78,7 +78,10 @@ def fallback_architecture(model_type: str, task: str) -> Mapping[str, Any] | Non
 
 @hookspec
 def register_objectives(register: Register) -> None:
-    """Registers training objectives, subclasses of ``hfseq.objectives.base.Objective``."""
+    """Registers training objectives.
+
+    A target is a subclass of ``hfseq.objectives.base.Objective``.
+    """
 
 
 @hookspec
@@ -88,13 +91,13 @@ def register_optimizers(register: Register) -> None:
     A target is called as ``target(learning_rate, arguments, decay_mask)`` and returns an
     ``optax.GradientTransformation``. ``learning_rate`` is an Optax schedule, ``arguments`` are the
     ``TrainingArguments``, and ``decay_mask`` is a function that maps the parameters to a tree of
-    booleans: whether weight decay applies to each parameter.
+    booleans. A boolean is true if weight decay applies to the parameter.
     """
 
 
 @hookspec
 def register_tokenizers(register: Register) -> None:
-    """Registers the special tokens of a model type as ``hfseq.data.tokenizers.TokenizerFamily``."""
+    """Registers the special tokens of model types, as ``hfseq.data.tokenizers.TokenizerFamily``."""
 
 
 @hookspec
@@ -132,4 +135,8 @@ def load_dataset(
 
 @hookspec
 def model_card_sections(context: dict[str, Any]) -> str | None:
-    """Returns Markdown for the model card, or `None`. ``context`` has the template's variables."""
+    """Returns Markdown that is added to the model card, or `None`.
+
+    Args:
+        context: The variables of the model card template.
+    """

@@ -56,7 +56,7 @@ def find_and_wrap(
     target: ModuleType | None,
     after_load: Callable[[ModuleType], None],
 ) -> ModuleSpec | None:
-    """Finds a module with the other finders, and wraps its loader to call a function afterwards.
+    """Finds a module with the other finders, and calls a function after the module is loaded.
 
     Args:
         calling_finder: The finder that calls this function. It is skipped in the search.
@@ -82,7 +82,7 @@ def find_and_wrap(
 class _WrappedLoader(Loader):
     """Loads a module with its original loader, and then calls a function with the module.
 
-    The module only refers to the original loader afterwards.
+    The attributes of the loaded module refer to the original loader.
     """
 
     def __init__(self, loader: Loader, after_load: Callable[[ModuleType], None]) -> None:
@@ -99,4 +99,4 @@ class _WrappedLoader(Loader):
         try:  # the module may have replaced itself in sys.modules
             self._after(sys.modules.get(module.__name__, module))
         except Exception as error:
-            logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
+            logger.warning("hfseq cannot extend the module %s: %s", module.__name__, error)

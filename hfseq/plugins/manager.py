@@ -65,13 +65,14 @@ REGISTRIES = tuple(hook.removeprefix("register_") for hook in HOOKS if hook.star
 
 @dataclass
 class PluginInfo:
-    """A plugin.
+    """Describes a plugin and where it comes from.
 
     Attributes:
-        name: The name.
-        origin: The distribution, or the path of a file.
+        name: The name of the plugin.
+        origin: The distribution that contains the plugin, or the path of its file.
         version: The version of the distribution, or `None`.
-        source: The module, its entry point or its path, or an error if it cannot be loaded.
+        source: The module, or the entry point or path from which it is imported. If the plugin
+            cannot be loaded, the error.
         hooks: The hooks that the plugin implements.
     """
 
@@ -97,7 +98,7 @@ class PluginInfo:
     def load(self) -> Any:
         """Imports and returns the module.
 
-        A file is imported under its own name, unless another module already has this name.
+        A file is imported under its file name, unless another module already has this name.
         """
         prepare_jax()
         if isinstance(self.source, PluginError):
@@ -307,10 +308,11 @@ class Plugins:
             model_type: The model type.
             task: The task, such as ``"ForMaskedLM"``.
             bridge: False for a registered architecture, True for the architecture of the hook
-                ``fallback_architecture``, and ``"auto"`` for the first of both that has the task.
+                ``fallback_architecture``. ``"auto"`` uses the registered architecture if it has the
+                task, and the hook otherwise.
 
         Raises:
-            UsageError: There is no such architecture, or it does not have the task.
+            UsageError: No such architecture exists, or it does not have the task.
         """
         if bridge not in (True, False, "auto"):
             raise UsageError(f"bridge={bridge!r} is unknown: use True, False or 'auto'")
@@ -321,8 +323,8 @@ class Plugins:
         spec = self.call_first("fallback_architecture", model_type=model_type, task=task)
         if spec is None:
             raise UsageError(
-                f"no plugin provides '{model_type}' with the task '{task}' for bridge={bridge!r}"
-                + self.broken_message()
+                f"no plugin provides the architecture '{model_type}' with the task '{task}' for "
+                f"bridge={bridge!r}" + self.broken_message()
             )
         return ArchitectureSpec(model_type, **{"plugin": "bridge", **spec})
 
@@ -346,7 +348,7 @@ class Plugins:
         return broken_plugins_message(self.errors)
 
     def registrations(self, plugin: str) -> dict[str, list[str]]:
-        """Returns the names that a plugin registered, by registry."""
+        """Returns the names that a plugin registered, grouped by registry."""
         by_kind = {registry: getattr(self, registry).names(plugin) for registry in REGISTRIES}
         return {registry: names for registry, names in by_kind.items() if names}
 
@@ -382,7 +384,8 @@ class Plugins:
             for registry in REGISTRIES:
                 self._collect(registry, info)
         except BaseException:
-            # Remove the plugin's registrations so far. Used later, they could cause other errors.
+            # Remove the names that the plugin has already registered. If they were used later, they
+            # could cause other errors.
             self.manager.unregister(name=info.name)
             for registry in REGISTRIES:
                 getattr(self, registry).discard(info.name)
@@ -413,7 +416,7 @@ class Plugins:
             if hook not in HOOKS:
                 raise PluginError(
                     f"plugin '{plugin}' implements the unknown hook '{hook}'; "
-                    f"hooks: {', '.join(HOOKS)}{did_you_mean(hook, HOOKS)}"
+                    f"available hooks: {', '.join(HOOKS)}{did_you_mean(hook, HOOKS)}"
                 )
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise PluginError(
@@ -428,7 +431,9 @@ class Plugins:
                     )
             implemented.add(hook)
         if not implemented:
-            raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
+            raise PluginError(
+                f"plugin '{plugin}' implements no hook; available hooks: {', '.join(HOOKS)}"
+            )
         return tuple(hook for hook in HOOKS if hook in implemented)
 
     def _collect(self, registry_name: str, info: PluginInfo) -> None:
@@ -458,7 +463,7 @@ class Plugins:
     def _call(
         self, plugin: str, hook: str, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        """Calls an implementation with those of the arguments that its signature contains."""
+        """Calls an implementation of a hook with the arguments that its signature contains."""
         accepted = {name: arguments[name] for name in inspect.signature(function).parameters}
         if os.environ.get("HFSEQ_TRACE_PLUGINS") == "1":
             listing = ", ".join(f"{k}={v!r:.60}" for k, v in accepted.items() if k != "register")
@@ -466,7 +471,7 @@ class Plugins:
         return function(**accepted)
 
 
-#: Functions that are called with the plugins after each `load`.
+#: Functions that are called with the loaded plugins after each `load`.
 load_listeners: list[Callable[[Plugins], object]] = []
 
 _lock = threading.RLock()
@@ -480,7 +485,7 @@ def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
         extra: Paths of additional plugin files. Each file is loaded once.
 
     Raises:
-        PluginError: One of these files is broken.
+        PluginError: One of the files in `extra` is broken.
     """
     global _plugins
     with _lock:
@@ -522,7 +527,10 @@ def load_unless_busy() -> None:
 
 
 def unload() -> None:
-    """Removes all plugins, so that the next `load` discovers them again (tests, notebooks)."""
+    """Removes all plugins, so that the next `load` discovers them again.
+
+    This is useful in tests and notebooks.
+    """
     global _plugins
     with _lock:
         _plugins = None

@@ -14,7 +14,7 @@ from hfseq.plugins.import_hooks import prepare_jax
 
 __version__ = "0.1.0"
 
-#: ``"package.module:name"``, or the object itself.
+#: An object, or a string ``"package.module:name"`` that refers to it.
 Target = object
 
 #: Tasks, which are suffixes of Auto classes, and the names of their mappings in Transformers 4.
@@ -33,8 +33,8 @@ TASKS = {
     "ForVision2Seq": "FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING",
     "ForSpeechSeq2Seq": "FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
-#: Further tasks of Transformers, whose Auto classes only have architectures from
-#: `fallback_architecture` and plugins.
+#: Other tasks of Transformers, which had no Flax classes in Transformers 4. Plugins and the hook
+#: `fallback_architecture` can provide architectures for these tasks.
 FALLBACK_TASKS = (
     *("ForCTC", "ForRNNT", "ForTDT", "ForAudioClassification", "ForAudioFrameClassification"),
     *("ForAudioXVector", "ForTextToSpectrogram", "ForTextToWaveform", "ForAudioTokenization"),
@@ -114,11 +114,11 @@ def resolve(target: Target, plugin: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered name.
+    """A registered name and its target.
 
     Attributes:
         name: The name.
-        plugin: Name of the plugin that registered it.
+        plugin: Name of the plugin that registered the name.
         target: The registered object, a string that refers to it, or an `ArchitectureSpec`.
         replaced: The in-tree entry that this one replaces, or `None`.
     """
@@ -237,12 +237,12 @@ class ArchitectureSpec:
     Attributes:
         model_type: The model type.
         config: The configuration class.
-        heads: Model classes by task (see `TASKS`). The key of a class without an Auto class is the
-            end of its name, e.g. ``"WithProjection"``.
+        heads: Model classes by task (see `TASKS`). If a class has no Auto class, its key is the
+            end of the class name, such as ``"WithProjection"``.
         sharding: List of sharding rules, or `None`.
         card: One line about the architecture for model cards, or `None`.
-        citation: BibTeX of its papers, for model cards.
-        plugin: Name of the plugin.
+        citation: BibTeX entries of the papers about the architecture, for model cards.
+        plugin: Name of the plugin that registers the architecture.
     """
 
     model_type: str
@@ -263,8 +263,8 @@ class ArchitectureSpec:
             if not is_task and not (task and target_name(target).endswith(task)):
                 raise PluginError(
                     f"plugin '{self.plugin}': {description} has a head for the unknown task "
-                    f"'{task}', "
-                    f"and '{task}' is not the end of the class name; "
+                    f"'{task}', which is also not the end of the class name "
+                    f"{target_name(target)}; "
                     f"tasks: {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
                 )
             check_target(target, self.plugin, f"{task} of {description}")

@@ -1,4 +1,4 @@
-"""Registers the architectures that Transformers lacks with its Auto classes.
+"""Adds architectures that Transformers does not have to the Auto classes of Transformers.
 
 After ``import hfseq``, ``AutoConfig`` finds the configuration classes of such architectures.
 ``AutoTokenizer`` then works for their checkpoints, and ``AutoModel*`` returns their Flax classes.
@@ -64,7 +64,7 @@ def register_auto_classes() -> None:
 
 
 def register_architectures(plugins: Plugins) -> None:
-    """Registers the architectures that Transformers lacks in the Auto modules that are imported."""
+    """Adds architectures that Transformers does not have to the imported Auto modules."""
     configs, models = _imported(_CONFIGS), _imported(_MODELS)
     if configs is None:
         return
@@ -90,7 +90,7 @@ def register_architectures(plugins: Plugins) -> None:
 
 
 def _imported(name: str) -> ModuleType | None:
-    """Returns the module if it has been imported completely, and otherwise `None`."""
+    """Returns a module if its import is complete, and otherwise `None`."""
     module = sys.modules.get(name)
     initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if initializing and name not in _Finder.loaded else module

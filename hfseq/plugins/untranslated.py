@@ -12,7 +12,7 @@ class NotTranslated(PluginError):
     """Marks a statement of a PyTorch model file that ``hfseq port`` could not translate.
 
     Args:
-        reason: Why there is no translation.
+        reason: Why the statement cannot be translated.
         line: The line of the statement in Transformers' model file.
     """
 
@@ -21,10 +21,10 @@ class NotTranslated(PluginError):
 
 
 def refuse_untranslated(path: str) -> None:
-    """Raises an error if a file contains markers, so that it cannot be used as it is.
+    """Raises an error if a file contains markers, so that an incomplete port cannot be used.
 
-    A port with markers calls this function at its end. The call does nothing as soon as each
-    ``NotTranslated("reason", line)`` of the file is replaced by code.
+    A port with markers calls this function at its end. The call does nothing once each
+    ``NotTranslated("reason", line)`` of the file is replaced with code.
 
     Args:
         path: The path of the file, usually ``__file__``.
@@ -43,5 +43,5 @@ def refuse_untranslated(path: str) -> None:
         count = len(lines)
         raise PluginError(
             f"{Path(path).name} has {count} statement{'s' * (count > 1)} without a translation: "
-            f"{'; '.join(lines)}"
+            f"{'; '.join(lines)}. Replace each NotTranslated(...) with code"
         )

@@ -1,9 +1,8 @@
 """Reads quantized checkpoints, and dequantizes their weights while they are loaded.
 
-The key ``quantization_config`` of config.json names the method and its options. Each method has one
-module, with functions that check the options and that read a weight, and regular expressions for
-the names of the tensors. Dequantized weights are tensors like those of other checkpoints, so
-nothing else in hfseq depends on the method.
+The key ``quantization_config`` of config.json contains the quantization method and its options.
+There is one module per method, with the interface of `Method`. Dequantized weights are ordinary
+tensors, so no other code of hfseq depends on the method.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ logger = logging.getLogger("hfseq.checkpoints.quantized")
 
 
 class Method(Protocol):
-    """The interface of the modules of this package that read a quantization method.
+    """The interface of the modules of this package that each support one quantization method.
 
     Attributes:
-        PARTS: Matches the name of a tensor that belongs to a quantized weight. The groups are the
-            prefix that the tensors of the weight have in common, and the rest of the name.
-        CODES: Matches the name of a quantized weight that is stored under its own name, with the
-            same groups. `None` if the method uses other names.
-        UNUSED: Matches the names of tensors that have no effect on the weights.
+        PARTS: Regular expression for the names of tensors that only quantized weights have, such as
+            scales. The first group is the prefix that all tensors of the weight have in common, and
+            the second group is the remaining part of the name.
+        CODES: Regular expression, with the same groups, for the name of the integers or FP8 values
+            if they have the name of the original weight. `None` if the method uses other names.
+        UNUSED: Regular expression for the names of tensors that have no effect on the weights.
     """
 
     PARTS: re.Pattern[str]
@@ -52,10 +52,10 @@ class Method(Protocol):
         """Raises `WeightsError` if the options are not supported."""
 
     def read(self, weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
-        """Returns the dequantized weight, whose values are read on demand."""
+        """Returns the dequantized weight, whose values are computed when they are read."""
 
 
-#: The supported methods by ``quant_method``.
+#: The modules of the supported methods. The keys are values of ``quant_method``.
 METHODS: Mapping[str, Any] = {
     "awq": awq,
     "bitsandbytes": bitsandbytes,
@@ -76,10 +76,10 @@ QUANTIZED_TENSORS = re.compile(
 
 
 def quantization_settings(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the ``quantization_config`` of a configuration, or `None` if it has none.
+    """Returns the ``quantization_config`` of a configuration, or `None` without this key.
 
     Raises:
-        WeightsError: It names no method.
+        WeightsError: The ``quantization_config`` does not contain the method.
     """
     if isinstance(config, Mapping):
         stored, name = config.get("quantization_config"), config.get("_name_or_path")
@@ -91,11 +91,11 @@ def quantization_settings(config: PreTrainedConfig | Mapping[str, Any]) -> dict[
     settings = dict(stored) if isinstance(stored, Mapping) else dict(stored.to_dict())
     method = settings.get("quant_method")
     if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
-        method = "bitsandbytes"  # as in Transformers, for old checkpoints
+        method = "bitsandbytes"  # old checkpoints do not name the method; as in Transformers
     if method is None:
         raise WeightsError(
             f"the quantization_config in the config.json of {name or 'this model'} has no "
-            "quant_method"
+            f"quant_method. Add one of {', '.join(METHODS)}"
         )
     return {**settings, "quant_method": str(getattr(method, "value", method))}
 
@@ -124,7 +124,7 @@ def check_method(
     if name not in METHODS:
         raise WeightsError(
             f"{location} is quantized with '{name}', which hfseq does not read (supported: "
-            f"{', '.join(METHODS)}). Use the original checkpoint that was quantized, or dequantize "
+            f"{', '.join(METHODS)}). Use the checkpoint from which it was quantized, or dequantize "
             "it with Transformers: model.dequantize().save_pretrained(...)"
         )
     METHODS[name].check(settings, location)
@@ -139,21 +139,23 @@ def dequantize(
 ) -> dict[str, Tensor]:
     """Replaces the tensors of quantized weights with the dequantized weights.
 
-    Weights are dequantized on demand: reading a part of a weight dequantizes only this part.
+    Weights are dequantized when they are read. Reading a part of a weight dequantizes only this
+    part.
 
     Args:
         tensors: The tensors of a checkpoint by name.
         config: The configuration of the checkpoint, or the content of config.json.
         location: Path of the weight file, for messages.
-        dtype: The dtype of the dequantized weights. Default: that of the configuration, or
+        dtype: The dtype of the dequantized weights. Default: the dtype in the configuration, or
             bfloat16.
 
     Returns:
-        The tensors by name. Without quantized weights, these are the same tensors.
+        The tensors of the dequantized checkpoint by name. If the checkpoint contains no quantized
+        weights, these are the original tensors.
 
     Raises:
-        WeightsError: The method is not supported, tensors of a quantized weight are missing or do
-            not match the settings, or the checkpoint contains tensors of a different method.
+        WeightsError: The method is not supported, the tensors of a quantized weight are missing or
+            do not match the settings, or the checkpoint contains tensors of a different method.
     """
     settings = check_method(config, location)
     if settings is None:
@@ -211,7 +213,7 @@ def dequantize(
     return plain | dequantized
 
 
-#: Settings that a model remembers after its weights were dequantized.
+#: Settings that are kept in ``dequantized_from`` after the weights of a model were dequantized.
 _RECORDED = (
     *("quant_method", "bits", "group_size", "format", "checkpoint_format", "version"),
     *("weight_block_size", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type"),
@@ -219,9 +221,9 @@ _RECORDED = (
 
 
 def dequantized_config(config: PreTrainedConfig, source: str) -> PreTrainedConfig:
-    """Returns the configuration of a model whose weights were dequantized.
+    """Returns the configuration of a dequantized model.
 
-    It has the attribute ``dequantized_from`` instead of ``quantization_config``.
+    The configuration has the attribute ``dequantized_from`` instead of ``quantization_config``.
 
     Args:
         config: The configuration of the quantized checkpoint, which is not modified.
@@ -256,7 +258,10 @@ def record_dequantization(config_dict: Mapping[str, Any], source: str | None) ->
 
 
 def _origin(settings: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """Returns the value of ``dequantized_from``. It contains no paths of this machine."""
+    """Returns the value of ``dequantized_from``.
+
+    If the source is a local directory, the value contains only its name and not its path.
+    """
     values = {name: settings[name] for name in _RECORDED if settings.get(name) is not None}
     if source:
         values["model"] = Path(source).resolve().name if Path(source).exists() else source
@@ -264,7 +269,11 @@ def _origin(settings: Mapping[str, Any], source: str | None) -> dict[str, Any]:
 
 
 def describe_origin(config: PreTrainedConfig) -> str:
-    """Returns the quantization method that a model was dequantized from, or an empty string."""
+    """Describes how the checkpoint of a model was quantized. Returns an empty string if it was not.
+
+    Args:
+        config: The configuration of the dequantized model or of the quantized checkpoint.
+    """
     values = getattr(config, "dequantized_from", None)
     if values is None:
         stored = quantization_settings(config)
@@ -276,8 +285,9 @@ def describe_origin(config: PreTrainedConfig) -> str:
 def raise_unknown(names: Sequence[str], location: str) -> None:
     """Raises `WeightsError` for quantized tensors that no ``quantization_config`` describes."""
     raise WeightsError(
-        f"{location} is quantized with an unknown method (tensors {_examples(names)}), because its "
-        "config.json has no quantization_config: copy it from the original checkpoint"
+        f"{location} is quantized with an unknown method: it contains quantized tensors "
+        f"({_examples(names)}), but its config.json has no quantization_config. Copy the "
+        "quantization_config from the config.json of the original checkpoint"
     )
 
 

@@ -1,8 +1,10 @@
-"""AWQ weights in the format "gemm": 4-bit integers with one scale and zero per group of inputs.
+"""Reads AWQ weights in the format "gemm".
 
+A weight consists of 4-bit integers, with one scale and one zero point per group of inputs.
 ``qweight`` is int32 `(in, out / 8)`, ``qzeros`` is int32 `(in / group_size, out / 8)`, and
-``scales`` is `(in / group_size, out)`. The eight integers of a word are not in the order of the
-outputs. The channel scales of AWQ are already part of the weights of other layers.
+``scales`` is `(in / group_size, out)`. An int32 word contains eight integers, which are not in the
+order of the outputs. The channel scales of AWQ are not stored, because they are part of the weights
+of other layers.
 
 Source: ``quantization/awq/utils/packing_utils.py`` in GPTQModel.
 """
@@ -23,7 +25,7 @@ from hfseq.errors import WeightsError
 PARTS = re.compile(r"(.*\.)(qweight|qzeros|scales)")
 UNUSED = None
 CODES = None
-#: Position in the word of the integer of each output.
+#: For each of eight consecutive outputs, the position of its integer in the int32 word.
 POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

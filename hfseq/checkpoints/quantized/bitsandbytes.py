@@ -1,12 +1,13 @@
-"""Weights of bitsandbytes: 4-bit (NF4 and FP4) and 8-bit (LLM.int8).
+"""Reads weights of bitsandbytes in 4 bits (NF4 and FP4) and 8 bits (LLM.int8).
 
-The 4-bit codes of a weight are one sequence, two per byte with the first one in the high bits.
-``X.quant_map`` contains the values of the 16 codes, and ``X.absmax`` one scale per block of the
-sequence. ``X.quant_state.bitsandbytes__nf4`` (or ``__fp4``) is JSON text with the shape and the
-block size. With nested quantization, ``X.absmax`` contains 8-bit codes of the scales, which have
-their own map, scales and offset. The tensor ``X`` may have any dtype: only its bytes are used.
+The 4-bit codes of a weight ``X`` form one sequence. Each byte contains two codes, with the first
+code in the high bits. The tensor ``X`` may have any dtype, because only its bytes are used.
+``X.quant_map`` contains the values of the 16 codes, and ``X.absmax`` contains one scale per block
+of the sequence. ``X.quant_state.bitsandbytes__nf4`` (or ``__fp4``) is JSON text with the shape and
+the block size. With nested quantization, the scales are quantized too: ``X.absmax`` contains 8-bit
+codes, which have their own map, scales and offset.
 
-The 8-bit weight `X` is int8 `(out, in)`, and ``SCB`` contains the absolute maximum of each row.
+An 8-bit weight ``X`` is int8 `(out, in)`, and ``SCB`` contains the absolute maximum of each row.
 
 Source: ``functional.py`` in bitsandbytes 0.50.
 """
@@ -39,7 +40,8 @@ PARTS = re.compile(
 UNUSED = None
 CODES = re.compile(r"(.*\.)(weight)")
 CODE_DTYPES = ("int8", "uint8")
-#: The memory layout of int8 weights. The others are those of old GPU kernels.
+#: The value of ``weight_format`` for int8 weights in row-major order. Other values are layouts of
+#: old GPU kernels.
 ROW_MAJOR = 0
 
 
@@ -64,8 +66,9 @@ def _read_int8(weight: QuantizedWeight) -> Tensor:
         number = ROW_MAJOR if layout is None else int(layout.read(...).reshape(-1)[0])
         if number != ROW_MAJOR:
             raise weight.error(
-                f"{weight.prefix}weight_format is {number}, a layout of old GPU "
-                "kernels. Load and save the model with a newer version of bitsandbytes"
+                f"{weight.prefix}weight_format is {number}, which is a layout of old GPU kernels "
+                f"(supported: {ROW_MAJOR}). Load and save the model with a newer version of "
+                "bitsandbytes"
             )
         scales = maxima.read((region[0],)).astype(np.float32) / np.float32(127)
         return codes.read(region).astype(np.float32) * scales[:, None]
@@ -115,7 +118,7 @@ def _read_4bit(weight: QuantizedWeight) -> Tensor:
         return nested_values.read(...)[stored] * factors + np.float32(state["nested_offset"])
 
     def codes(start: int, stop: int) -> np.ndarray:
-        """Returns the codes of a part of the sequence."""
+        """Returns the codes from `start` to `stop` in the sequence."""
         first, last = start // (2 * item_size), ceil_divide(stop, 2 * item_size)
         if packed.shape[:1] == (math.prod(packed.shape),):  # (n,) or (n, 1)
             stored = packed.read((slice(first, last), *[slice(0, 1)] * (len(packed.shape) - 1)))
@@ -150,7 +153,9 @@ def _parse_state(weight: QuantizedWeight, part: str) -> dict[str, Any]:
             f"{name} is not a quantization state ({type(error).__name__}: {error})"
         ) from error
     if not shape or min(shape) < 0 or min(sizes) < 1:
-        raise weight.error(f"{name} contains the shape {shape} and the block sizes {sizes}")
+        raise weight.error(
+            f"{name} contains the shape {shape} and the block sizes {sizes}, which are not valid"
+        )
     if "nested_blocksize" in state and "nested_offset" not in state:
-        raise weight.error(f"{name} contains no nested_offset")
+        raise weight.error(f"{name} contains nested_blocksize, but not the required nested_offset")
     return state

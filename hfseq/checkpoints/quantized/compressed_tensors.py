@@ -1,11 +1,11 @@
-"""Weights in the formats of compressed-tensors, which LLM Compressor and others write.
+"""Reads weights in the formats of compressed-tensors, which LLM Compressor and others write.
 
-``config_groups`` contains the schemes. Each scheme lists the modules that it applies to: names of
-modules, regular expressions ("re:...") or names of PyTorch classes such as "Linear". A group, or
-the configuration as a whole, has one of these formats:
+``config_groups`` contains groups of modules. Each group has a scheme, which lists its modules as
+names, as regular expressions ("re:...") or as names of PyTorch classes such as "Linear". A group,
+or the configuration as a whole, has one of these formats:
 
-- "pack-quantized": ``weight_packed`` is int32 and contains integers of 1 to 8 bits, one row after
-  the other. ``weight_shape`` is the shape of the weight. The integers are stored with an offset of
+- "pack-quantized": ``weight_packed`` is int32 and contains the rows of the weight as integers of 1
+  to 8 bits. ``weight_shape`` is the shape of the weight. The integers are stored with an offset of
   `2 ** (bits - 1)`. Asymmetric schemes pack ``weight_zero_point`` along the outputs.
 - "int-quantized", "float-quantized", "naive-quantized": ``weight`` is int8 or float8_e4m3fn.
 - "mxfp8-quantized": ``weight`` is float8_e4m3fn, with one power of two per 32 inputs.
@@ -44,7 +44,7 @@ PARTS = re.compile(
     r"(.*\.)(weight_packed|weight_scale|weight_shape|weight_zero_point|weight_g_idx"
     r"|weight_global_scale)"
 )
-#: Scales of activations and of the key-value cache, which the weights do not depend on.
+#: Scales of activations and of the key-value cache, which have no effect on the weights.
 UNUSED = re.compile(
     r"\.(input_(scale|zero_point|global_scale|g_idx)|output_(scale|zero_point)"
     r"|[kvq]_(scale|zero_point))$"
@@ -53,7 +53,7 @@ CODES = re.compile(r"(.*\.)(weight)")
 CODE_DTYPES = ("int8", "float8_e4m3fn")
 
 DENSE, MIXED = "dense", "mixed-precision"
-#: The dtypes of ``weight`` by format.
+#: For each format that does not pack the weights, the allowed dtypes of ``weight``.
 PLAIN_FORMATS = {
     "int-quantized": ("int8",),
     "float-quantized": ("float8_e4m3fn",),
@@ -89,16 +89,17 @@ def check(settings: Mapping[str, Any], location: str) -> None:
         )
     if (settings.get("transform_config") or {}).get("config_groups"):
         raise WeightsError(
-            f"{location} has a transform_config: hfseq does not apply transforms to activations"
+            f"the quantization_config of {location} has a transform_config, which hfseq does not "
+            "support, because it transforms activations"
         )
 
 
 def find_scheme(settings: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
-    """Returns the scheme of a module.
+    """Returns the scheme of a module, or `None` if no scheme applies to it.
 
-    Targets that are names take precedence over regular expressions, and regular expressions over
-    classes. Because the class of a module is unknown, the first group with a target that is a class
-    is assumed to contain the module.
+    A scheme that lists the name of the module takes precedence over one with a matching regular
+    expression, which takes precedence over one that lists a class. hfseq does not know the class of
+    the module, so it assumes that the first scheme that lists a class applies.
     """
     fallback = None
     exact, matched = None, None
@@ -134,7 +135,10 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
     elif name in PACKED_FORMATS:
         shape, codes = _packed_fp4(weight)
     else:
-        raise weight.error(f"the format of its group is {name!r} (supported: {', '.join(FORMATS)})")
+        raise weight.error(
+            f"the format of its group in config_groups is {name!r} (supported: "
+            f"{', '.join(FORMATS)})"
+        )
     blocks = _block_sizes(weight, options, shape)
     grid = tuple(ceil_divide(size, block) for size, block in zip(shape, blocks, strict=True))
     scales = _grid(weight, "weight_scale", SCALE_DTYPES, grid, options)
@@ -178,7 +182,7 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
 def _block_sizes(
     weight: QuantizedWeight, options: Mapping[str, Any], shape: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Returns the number of outputs and inputs that share a scale."""
+    """Returns the number of outputs and the number of inputs that share one scale."""
     group_size, block = options.get("group_size"), options.get("block_structure")
     strategy = options.get("strategy")
     if strategy is None:
@@ -191,7 +195,9 @@ def _block_sizes(
         return 1, in_size
     if strategy in ("group", "tensor_group"):
         if not isinstance(group_size, int) or group_size < 1:
-            raise weight.error(f"the group_size of its scheme is {group_size!r}")
+            raise weight.error(
+                f"the group_size of its scheme is {group_size!r}, but must be a positive number"
+            )
         if in_size % group_size:
             raise weight.error(
                 f"its {in_size} input features are not a multiple of group_size {group_size}"
@@ -208,7 +214,7 @@ def _block_sizes(
 def _packed_integers(
     weight: QuantizedWeight, options: Mapping[str, Any]
 ) -> tuple[tuple[int, ...], ReadRegion]:
-    """Returns the shape of the weight, and a function that reads its integers."""
+    """Returns the shape of a "pack-quantized" weight, and a function that reads its integers."""
     weight.refuse_plain_weight()
     bits = options.get("num_bits", 8)
     if options.get("type", "int") != "int" or not isinstance(bits, int) or not 1 <= bits <= 8:
@@ -229,11 +235,13 @@ def _packed_integers(
 
 
 def _packed_fp4(weight: QuantizedWeight) -> tuple[tuple[int, ...], ReadRegion]:
-    """Returns the shape of the weight, and a function that reads its FP4 values."""
+    """Returns the shape of a packed FP4 weight, and a function that reads its values."""
     weight.refuse_plain_weight()
     packed = weight.require("weight_packed", ("uint8",))
     if len(packed.shape) != 2:
-        raise weight.error(f"{weight.prefix}weight_packed has the shape {packed.shape}")
+        raise weight.error(
+            f"{weight.prefix}weight_packed has the shape {packed.shape}, but must be a matrix"
+        )
 
     def codes(region: Region) -> np.ndarray:
         rows, columns = region
@@ -252,7 +260,7 @@ def _grid(
     grid: tuple[int, ...],
     options: Mapping[str, Any],
 ) -> ReadRegion:
-    """Returns a function that reads scales or zeros as a matrix with one value per block."""
+    """Returns a function that reads scales or zero points, as a matrix with one value per block."""
     tensor = weight.require(part, dtypes)
     shapes: list[tuple[int, ...]] = [grid]
     if grid[1] == 1:
@@ -261,7 +269,7 @@ def _grid(
         described = {name: options.get(name) for name in ("strategy", "group_size")}
         raise weight.error(
             f"{weight.prefix}{part} has the shape {tensor.shape} instead of {grid}, which follows "
-            f"from {described}"
+            f"from the options {described}"
         )
     if tensor.shape == grid:
         return read_region(tensor)
@@ -271,7 +279,7 @@ def _grid(
 def _zero_points(
     weight: QuantizedWeight, options: Mapping[str, Any], name: str, grid: tuple[int, ...]
 ) -> ReadRegion | None:
-    """Returns a function that reads the zeros, or `None` for a symmetric scheme."""
+    """Returns a function that reads the zero points, or `None` for a symmetric scheme."""
     if "weight_zero_point" not in weight.tensors and options.get("symmetric", True):
         return None
     if name != "pack-quantized" or options.get("strategy") == "tensor":
@@ -280,7 +288,7 @@ def _zero_points(
         )
     bits = options.get("num_bits", 8)
     packed_shape = (ceil_divide(grid[0] * bits, 32), grid[1])
-    if weight.require("weight_zero_point").dtype == "int8":  # some writers do not pack the zeros
+    if weight.require("weight_zero_point").dtype == "int8":  # some programs do not pack them
         return _grid(weight, "weight_zero_point", ("int8",), grid, options)
     packed = weight.require("weight_zero_point", ("int32",), packed_shape, f"{bits} bits")
 

@@ -1,13 +1,14 @@
-"""FP8 weights with one scale per block, as in DeepSeek-V3 (``quant_method`` "fp8").
+"""Reads FP8 weights with one scale per block, as in DeepSeek-V3 (``quant_method`` "fp8").
 
-``X.weight`` is float8_e4m3fn `(out, in)`, and ``X.weight_scale_inv`` has one scale per block of
+``X.weight`` is float8_e4m3fn `(out, in)`. ``X.weight_scale_inv`` has one scale per block of
 ``weight_block_size``. The blocks at the ends of the axes may be smaller. Despite its name, the
-weight is multiplied by the scale. Without ``weight_block_size``, there is one scale per tensor or
-per output feature. The scales are floats or, with ``scale_fmt`` "ue8m0", powers of two.
+scale is not inverted: the weight is multiplied by it. Without ``weight_block_size``, there is one
+scale per tensor or per output feature. The scales are floats or, with ``scale_fmt`` "ue8m0", powers
+of two.
 
-Source: ``integrations/finegrained_fp8.py`` in Transformers, which infers the block size from the
-number of scales. The inferred size is wrong if a dimension is not a multiple of the block size, so
-this module uses the block size in the configuration.
+Source: ``integrations/finegrained_fp8.py`` in Transformers. That code infers the block size from
+the number of scales, which is wrong if a dimension is not a multiple of the block size. This module
+therefore uses the block size in the configuration.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import WeightsError
 
 PARTS = re.compile(r"(.+)(_scale_inv|(?<=weight)_scale)")
-#: Scales of activations and of the key-value cache, which the weights do not depend on.
+#: Scales of activations and of the key-value cache, which have no effect on the weights.
 UNUSED = re.compile(r"\.(activation_scale|input_scale|[kv]_scale|.*_activation_scale)$")
 CODES = re.compile(r"(.+)()")
 CODE_DTYPES = ("float8_e4m3fn", "float8_e5m2")
@@ -46,8 +47,8 @@ def check(settings: Mapping[str, Any], location: str) -> None:
     )
     if block is not None and not valid:
         raise WeightsError(
-            f"weight_block_size in the quantization_config of {location} is {block!r}: it must "
-            "consist of two positive numbers"
+            f"weight_block_size in the quantization_config of {location} is {block!r}, but must "
+            "be a list of two positive integers"
         )
 
 
@@ -69,8 +70,9 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
         read_scales = lambda region: scales.read(...).reshape(grid)[region]  # noqa: E731
     else:
         raise weight.error(
-            f"{weight.prefix}{part} has the shape {scales.shape}, but the quantization_config has "
-            "no weight_block_size"
+            f"{weight.prefix}{part} has the shape {scales.shape}, which requires a "
+            "weight_block_size in the quantization_config. Without it, there must be one scale "
+            f"per tensor or {shape[0]} scales"
         )
 
     def values(region: Region) -> np.ndarray:

@@ -1,11 +1,12 @@
-"""GPTQ weights: integers of 2, 3, 4 or 8 bits with one scale and zero per group of inputs.
+"""Reads GPTQ weights.
 
-``qweight`` is int32 `(in * bits / 32, out)` and contains the integers of a column one after the
-other, starting with the lowest bits. ``qzeros`` is int32 `(groups, out * bits / 32)`, and
-``scales`` is `(groups, out)`. ``g_idx`` `(in,)` is the group of each input. With ``desc_act`` (act
-order), inputs of the same group are not adjacent. Without ``g_idx``, they are.
+A weight consists of integers of 2, 3, 4 or 8 bits, with one scale and one zero point per group of
+inputs. ``qweight`` is int32 `(in * bits / 32, out)`. It contains the integers of each column one
+after the other, starting with the lowest bits. ``qzeros`` is int32 `(groups, out * bits / 32)`, and
+``scales`` is `(groups, out)`. ``g_idx`` `(in,)` is the index of the group of each input. The inputs
+of a group are adjacent without ``g_idx``, but usually not with ``desc_act`` (act order).
 
-Format "gptq" stores the zeros minus one, and format "gptq_v2" the zeros themselves.
+The format "gptq" stores the zero points minus one. The format "gptq_v2" stores them unchanged.
 
 Source: ``utils/model.py`` and ``nn_modules/qlinear`` in GPTQModel.
 """
@@ -56,8 +57,8 @@ def check_integer_settings(
         )
     if not isinstance(group_size, int) or not (group_size == -1 or group_size > 0):
         raise WeightsError(
-            f"group_size in the quantization_config of {location} is {group_size!r}: it must be "
-            "positive, or -1 for one group"
+            f"group_size in the quantization_config of {location} is {group_size!r}, but must be "
+            "a positive integer, or -1 for one group that contains all inputs"
         )
 
 
@@ -71,7 +72,9 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
     settings = _module_settings(settings, weight.prefix.rstrip("."))
     bits = settings["bits"]
     if bits not in BITS:
-        raise weight.error(f"unsupported number of bits {bits!r}")
+        raise weight.error(
+            f"its number of bits is {bits!r} (supported: {', '.join(map(str, BITS))})"
+        )
     codes = weight.require("qweight", ("int32",))
     scales = weight.require("scales", FLOAT_DTYPES)
     if len(codes.shape) != 2 or codes.shape[0] * 32 % bits:
@@ -92,15 +95,15 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
         raise weight.error(
             f"the checkpoint does not contain {weight.prefix}g_idx, which desc_act requires"
         )
-    # Adding one to each integer of a word reverts the subtraction that GPTQModel applies to the
-    # whole word, including borrows between its integers.
+    # The format "gptq" subtracts 1 from all integers of a word at once, so that a borrow can change
+    # the next integer. Adding the same number to the whole word restores all integers exactly.
     offset = np.int32(0)
     is_shifted = _format(settings) == "gptq"
     if is_shifted and 32 % bits == 0:
         offset = np.int32(sum(1 << position for position in range(0, 32, bits)))
 
     def read_zeros(groups: slice, outputs: slice) -> np.ndarray:
-        """Returns the zeros as int32 `(groups, outputs)`."""
+        """Returns the zero points as int32 `(groups, outputs)`."""
         read = lambda region: zeros.read(region) + offset  # noqa: E731
         zero = unpack_bits(read, bits, (groups, outputs)).astype(np.int32)
         if is_shifted and 32 % bits:
@@ -166,7 +169,10 @@ def check_groups(weight: QuantizedWeight, in_size: int, group_size: int) -> int:
 
 
 def _module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """Returns the settings of a module, including overrides in ``dynamic`` (regex to settings)."""
+    """Returns the settings of a module.
+
+    Settings in ``dynamic``, which maps regular expressions to settings, override the other ones.
+    """
     for pattern, overrides in (settings.get("dynamic") or {}).items():
         if re.match(pattern.removeprefix("+:"), module) and isinstance(overrides, Mapping):
             return {**settings, **overrides}

@@ -1,8 +1,8 @@
-"""MXFP4 weights of gpt-oss: FP4 codes with one power of two per 32 values.
+"""Reads the MXFP4 weights of gpt-oss, which are FP4 codes with one power of two per 32 values.
 
-``X_blocks`` is uint8 `(experts, out, in / 32, 16)`. Each byte contains two codes, the first one in
-its low bits. ``X_scales`` is uint8 `(experts, out, in / 32)`, and a scale `s` stands for
-`2 ** (s - 127)`. The weight `X` is `(experts, in, out)`.
+``X_blocks`` is uint8 `(experts, out, in / 32, 16)`. Each byte contains two codes, with the first
+code in the low bits. ``X_scales`` is uint8 `(experts, out, in / 32)`. A stored scale `s` means the
+factor `2 ** (s - 127)`. The dequantized weight ``X`` is `(experts, in, out)`.
 
 Source: ``integrations/mxfp4.py`` in Transformers, and the OCP Microscaling Formats specification,
 version 1.0.

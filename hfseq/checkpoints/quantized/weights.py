@@ -1,7 +1,8 @@
-"""The tensors of a quantized weight, and functions that read parts of them.
+"""Describes the tensors of a quantized weight, and reads parts of them.
 
-A quantized weight consists of codes and scales. The functions of this module read only the codes
-and scales of a part of the weight, so each host dequantizes no more than its own shard.
+A quantized weight consists of codes, which are small integers or floats, and of scales by which
+their values are multiplied. The functions of this module read only the codes and scales of the
+requested part of a weight. Thus each host dequantizes only its own shard.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class QuantizedWeight:
 
     Attributes:
         name: Name of the weight, such as ``model.layers.0.mlp.up_proj.weight``.
-        prefix: The part that the names of all tensors have in common.
-        tensors: The tensors, by name without the prefix.
+        prefix: The beginning that the names of all tensors of the weight have in common.
+        tensors: The tensors. The keys are the names without the prefix.
         method: Name of the quantization method, for messages.
         location: Path of the weight file, for messages.
         dtype: The dtype of the dequantized weight.
@@ -49,7 +50,7 @@ class QuantizedWeight:
     dtype: str
 
     def error(self, problem: str) -> WeightsError:
-        """Returns an error that names the weight."""
+        """Returns an error whose message contains the file and the name of the weight."""
         return WeightsError(f"{self.location}: cannot dequantize {self.name}: {problem}")
 
     def require(
@@ -65,7 +66,7 @@ class QuantizedWeight:
             part: Name of the tensor without the prefix.
             dtypes: The allowed dtypes, or `None` for any dtype.
             shape: The expected shape, or `None` for any shape.
-            source: Where the expected shape comes from, for the message.
+            source: The values that determine the expected shape, for the message.
 
         Raises:
             WeightsError: The tensor is missing, or its dtype or shape is wrong.
@@ -140,7 +141,7 @@ def resolve(index: Index, shape: tuple[int, ...]) -> Region:
 
 
 def ceil_divide(number: int, divisor: int) -> int:
-    """Returns the quotient, rounded up."""
+    """Returns the quotient of two integers, rounded up."""
     return -(-number // divisor)
 
 
@@ -152,12 +153,12 @@ def read_region(tensor: Tensor, transposed: bool = False) -> ReadRegion:
 
 
 def expand_blocks(read: ReadRegion, blocks: tuple[int, ...], region: Region) -> np.ndarray:
-    """Reads the value of each block of a weight, such as its scale, and repeats it.
+    """Reads values that exist once per block, such as scales, and repeats them within the blocks.
 
     Args:
-        read: Reads the values, one per block.
+        read: Reads a region of the array that contains one value per block.
         blocks: The size of a block along each axis of the weight.
-        region: The region of the weight.
+        region: The region of the weight for which values are returned.
 
     Returns:
         A float32 array that broadcasts to the shape of the region.
@@ -188,8 +189,8 @@ def unpack_bits(read: ReadRegion, bits: int, region: Region) -> np.ndarray:
     """Reads a region of a matrix of unsigned integers that is packed along its second axis.
 
     Args:
-        read: Reads the matrix of 32-bit words. Each row is one sequence of bits, which starts with
-            the lowest bit of the first word. An integer may extend over two words.
+        read: Reads a region of the matrix of 32-bit words. Each row is one sequence of bits that
+            starts with the lowest bit of the first word. An integer may extend over two words.
         bits: Bits per integer.
         region: The region of the matrix of integers.
 
@@ -210,12 +211,12 @@ def unpack_bits(read: ReadRegion, bits: int, region: Region) -> np.ndarray:
 
 
 def split_bytes(packed: np.ndarray, bits: int, high_first: bool = False) -> np.ndarray:
-    """Splits the bytes along the last axis into codes of 1, 2, 4 or 8 bits.
+    """Splits the bytes on the last axis into codes of 1, 2, 4 or 8 bits.
 
     Args:
         packed: A uint8 array.
         bits: Bits per code.
-        high_first: Whether the high bits of a byte are the first code.
+        high_first: Whether the first code of a byte is in its high bits.
     """
     count = 8 // bits
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] * count), np.uint8)

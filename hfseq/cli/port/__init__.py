@@ -1,4 +1,4 @@
-"""Command-line interface of ``hfseq port``: writes a plugin from a model file of Transformers."""
+"""Command line of ``hfseq port``, which translates a model file of Transformers to a plugin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ hfseq port vit_mae                 # exits with 1: lists the statements to trans
 hfseq port vit_mae --only_verify   # compares the edited vit_mae.py with PyTorch
 hfseq train clm --plugin arcee.py --help"""
 
-#: The newest minor version of Transformers whose model files the translation is tested with.
+#: The translation is tested with the model files of Transformers up to this minor version.
 TESTED_VERSION = (5, 24)
 TEST = Path(__file__).parents[2] / "templates" / "test_port.py.txt"
 
@@ -73,8 +73,12 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def run_port(arguments: argparse.Namespace) -> int:
-    """Writes and verifies a port. Returns 0 if every statement is translated and no check fails."""
-    # The comparison needs the CPU's precision, and one check needs eight devices.
+    """Writes a port and compares it with PyTorch.
+
+    Returns:
+        0 if every statement is translated and no check fails, otherwise 1.
+    """
+    # The comparison needs the precision of the CPU, and one check needs eight devices.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     model_type = arguments.model_type
@@ -115,7 +119,7 @@ def run_port(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace, output: Path) -> None:
-    """Raises a UsageError for model types and files that cannot be used."""
+    """Raises a `UsageError` if the model type or the output file cannot be used."""
     from transformers import CONFIG_MAPPING
 
     from hfseq.errors import did_you_mean
@@ -123,9 +127,9 @@ def _check_arguments(arguments: argparse.Namespace, output: Path) -> None:
     model_type = arguments.model_type
     if "/" in model_type or Path(model_type).is_dir():
         raise UsageError(
-            f"'{model_type}' is not a model type. hfseq port reads the model files of the "
-            "installed Transformers, such as that of 'llama'. It does not run or translate code "
-            "of checkpoints (trust_remote_code)"
+            f"'{model_type}' is not a model type. Pass the model type of a model file in the "
+            "installed Transformers, such as 'llama'. hfseq port neither runs nor translates code "
+            "that is stored in a checkpoint (trust_remote_code)"
         )
     if model_type not in CONFIG_MAPPING:
         raise UsageError(
@@ -134,7 +138,10 @@ def _check_arguments(arguments: argparse.Namespace, output: Path) -> None:
         )
     if arguments.only_verify:
         if not output.exists():
-            raise UsageError(f"--only_verify: '{output}' does not exist")
+            raise UsageError(
+                f"--only_verify: '{output}' does not exist. Run hfseq port without --only_verify "
+                "to create it"
+            )
         return
     test = _test_path(output)
     for path in (output, test):
@@ -148,8 +155,8 @@ def _check_arguments(arguments: argparse.Namespace, output: Path) -> None:
     if model_type in architectures:
         print(
             f"hfseq already has '{model_type}': the plugin '{architectures[model_type].plugin}' "
-            f"registers it, and its checkpoints load without a port. Only programs with --plugin "
-            f"{output} use the port",
+            f"registers it, and its checkpoints load without a port. The port is used only by "
+            f"programs that are started with --plugin {output}",
             file=sys.stderr,
         )
 
@@ -174,7 +181,7 @@ def _missing_torch() -> str:
 def _write_test(
     output: Path, model_type: str, config: PreTrainedConfig, results: Sequence[HeadResult]
 ) -> Path:
-    """Writes the test of a port next to it."""
+    """Writes the test of a port to the directory of the port and returns the path of the test."""
     from hfseq.cli.port.verification import array_source, config_source
 
     inputs = {name: value for result in results for name, value in result.inputs.items()}
@@ -206,7 +213,7 @@ def _write_test(
 
 
 def formatted(text: str) -> str:
-    """Formats Python code with ruff, if it is installed."""
+    """Formats Python code with ruff. Returns the code unchanged if ruff is not installed."""
     command = [sys.executable, "-m", "ruff"]
     if importlib.util.find_spec("ruff") is None:
         program = shutil.which("ruff")
@@ -254,15 +261,16 @@ def _print_translation(translation: Translation, output: Path) -> None:
     version = tuple(map(int, transformers.__version__.split(".")[:2]))
     if version > TESTED_VERSION:
         print(
-            f"note: Transformers {transformers.__version__} is newer than the versions that the "
-            f"translation is tested with (up to {'.'.join(map(str, TESTED_VERSION))})"
+            f"note: hfseq port is tested with Transformers up to "
+            f"{'.'.join(map(str, TESTED_VERSION))}. The installed {transformers.__version__} is "
+            f"newer than the versions that are tested"
         )
     print(f"wrote {output}: {', '.join(translation.heads) or 'no head'}")
     for head, reason in translation.left_out.items():
         print(f"  left out {head}: {reason}")
     if translation.unread_fields:
         fields = ", ".join(translation.unread_fields)
-        print(f"  configuration fields that PyTorch's file reads and the port does not: {fields}")
+        print(f"  configuration fields that only the PyTorch model reads: {fields}")
     if translation.markers:
         count = len(translation.markers)
         print(f"{count} statement{'s' * (count > 1)} without a translation:")
@@ -271,13 +279,13 @@ def _print_translation(translation: Translation, output: Path) -> None:
         print(f"    {one_line(marker.source, 200)}")
     if translation.markers:
         print(
-            f"Replace each NotTranslated(...) in {output} by code, then run hfseq port "
+            f"Replace each NotTranslated(...) in {output} with code, then run hfseq port "
             f"{translation.model_type} --only_verify --output_file {output}"
         )
 
 
 def _finish(report: dict[str, Any], as_json: bool, is_complete: bool) -> int:
-    """Prints the end of the report and returns the exit code."""
+    """Prints the JSON report, the error or the final line, and returns the exit code."""
     if as_json:
         print_json(report)
     elif error := report.get("error"):

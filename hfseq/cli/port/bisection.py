@@ -1,9 +1,9 @@
 """Finds the first module of a port whose result differs from PyTorch's.
 
-Both models run the same inputs with the same parameters. The values that enter and leave each
-module are recorded in the order of the calls. The modules of a port have the names of PyTorch's
-modules, so the two records can be compared: the first value that differs names the module, and the
-stack of the PyTorch model names the line of its source.
+The port and the PyTorch model run with the same inputs and parameters. The inputs and outputs of
+each module are recorded in the order of the calls. The two records can be compared because a port
+names its modules like PyTorch. The first value that differs gives the name of the module. The call
+stack of the PyTorch model gives the line of its source.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from hfseq.errors import one_line
 from hfseq.testing.case import Case, relative_error
 from hfseq.testing.torch import torch_inputs, torch_model
 
-#: A module, the number of its call, and whether the value leaves (or else enters) the module.
+#: Identifies a recorded value: the name of the module, the index of the call, and whether the value
+#: is an output (`True`) or an input (`False`) of that call.
 Key = tuple[str, int, bool]
-#: At most this many lines of source are shown.
+#: Maximum number of source lines that a report shows per location.
 SHOWN_LINES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Lines of a file.
+    """A range of lines in a file.
 
     Attributes:
         path: The file.
-        first: The first line.
-        last: The last line.
+        first: The number of the first line.
+        last: The number of the last line, which is part of the range.
     """
 
     path: str
@@ -57,7 +58,7 @@ class Location:
 
     @property
     def source(self) -> list[str]:
-        """The text of the lines."""
+        """The text of the lines, at most `SHOWN_LINES` of them."""
         lines = [linecache.getline(self.path, n).rstrip() for n in range(self.first, self.last + 1)]
         return lines[:SHOWN_LINES] + (["..."] if len(lines) > SHOWN_LINES else [])
 
@@ -69,12 +70,12 @@ class Difference:
     Attributes:
         module: Name of the module whose code computes the value, such as "layers.0.mlp".
         value: What differs, such as "the input of layers.0.mlp.down_proj".
-        error: `max|a - b| / max(1, max|b|)`, where b is PyTorch's value.
+        error: `max|a - b| / max(1, max|b|)`, where `a` is the port's value and `b` is PyTorch's.
         location: The lines of Transformers that compute the value, if they are known.
-        ours: The number of the port at the largest difference.
-        theirs: The number of PyTorch at the same index.
+        ours: The port's value at the index of the largest difference.
+        theirs: PyTorch's value at the same index.
         index: The index of the largest difference.
-        shapes: The shapes of the port's and PyTorch's value.
+        shapes: The shape of the port's value and the shape of PyTorch's value.
         message: The error that the port raises, or an empty string.
         port_location: The lines of the port that compute the value or raise the error.
     """
@@ -113,12 +114,12 @@ class Difference:
 
 @dataclasses.dataclass
 class Record:
-    """The values that enter and leave the modules of a model, in the order of the calls.
+    """The inputs and outputs of the modules of a model, in the order of the calls.
 
     Attributes:
-        values: The first array of the arguments or results of each call.
-        lines: The files and lines of model files that call the modules.
-        active: Names of the modules whose calls are still running.
+        values: The first array of the arguments, and of the results, of each call.
+        lines: The file and line of the model code from which each call is made.
+        active: The calls that are still running, as pairs of a module name and a call index.
         calls: Number of calls of each module.
     """
 
@@ -128,7 +129,7 @@ class Record:
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def enter(self, name: str, arguments: Any, line: tuple[str, int] | None) -> None:
-        """Adds the arguments of a call, and the line of a model file that calls the module."""
+        """Adds the arguments of a call, and the file and line from which it is made."""
         call = self.calls[name]
         self.calls[name] += 1
         self.active.append((name, call))
@@ -137,7 +138,7 @@ class Record:
             self.lines[(name, call, False)] = line
 
     def leave(self, results: Any) -> None:
-        """Adds the results of the call that was entered last."""
+        """Adds the results of the innermost running call."""
         self._add((*self.active.pop(), True), results)
 
     def _add(self, key: Key, values: Any) -> None:
@@ -163,10 +164,10 @@ def _arrays(values: Any) -> Iterator[np.ndarray]:
 
 
 def first_difference(case: Case) -> Difference | None:
-    """Compares the modules of a port with PyTorch's.
+    """Compares the inputs and outputs of the modules of a port with those of PyTorch's modules.
 
     Args:
-        case: The head under test. The model of the case has the parameters.
+        case: The head under test. Both models use the parameters of `case.model`.
 
     Returns:
         The first difference, or `None` if all modules agree.
@@ -209,7 +210,7 @@ def first_difference(case: Case) -> Difference | None:
     name = module.removeprefix(prefix)
     location = None
     if name in modules:
-        # Later calls of PyTorch's model are after the error.
+        # Calls that the port did not reach are not candidates for the location of the error.
         earlier_lines = {
             key: line for key, line in theirs.lines.items() if _prefixed(prefix, key) in ours.lines
         }
@@ -224,12 +225,12 @@ def first_difference(case: Case) -> Difference | None:
 
 
 def _prefixed(prefix: str, key: Key) -> Key:
-    """Returns the key of the port for a key of PyTorch."""
+    """Returns the key in the port's record for a key in PyTorch's record."""
     return (prefix + key[0] if key[0] else "", *key[1:])
 
 
 def record_torch(model: Any, inputs: Mapping[str, Any]) -> Record:
-    """Runs a PyTorch model and records the values of its modules."""
+    """Runs a PyTorch model and records the inputs and outputs of its modules."""
     import torch
 
     record = Record()
@@ -255,7 +256,7 @@ def record_torch(model: Any, inputs: Mapping[str, Any]) -> Record:
 
 
 def record_port(case: Case) -> tuple[Record, Exception | None]:
-    """Runs a port without compiling it and records the values of its modules.
+    """Runs a port without compiling it and records the inputs and outputs of its modules.
 
     Returns:
         The record, and the error that ended the call, if any.
@@ -270,7 +271,8 @@ def record_port(case: Case) -> tuple[Record, Exception | None]:
             if isinstance(self, root) and not names:
                 names.update(_module_names(self))
             name = names.get(id(self))
-            if name is None or record.active and record.active[-1][0] == name:  # super().__call__
+            # A method that is called through super() belongs to a call that is already recorded.
+            if name is None or record.active and record.active[-1][0] == name:
                 return function(self, *args, **kwargs)
             record.enter(name, (args, kwargs), _calling_line(lambda path: path == port))
             results = function(self, *args, **kwargs)
@@ -304,7 +306,7 @@ def _module_names(root: nnx.Module) -> dict[int, str]:
 
 
 def _prefix(ours: Record, theirs: Record) -> str:
-    """Returns the prefix of the port's names that PyTorch's names lack."""
+    """Returns the prefix, such as "model.", that only the port's module names have."""
     names = {name for name, _, _ in theirs.values} - {""}
     if any(name in ours.calls for name in names):
         return ""
@@ -315,8 +317,8 @@ def _prefix(ours: Record, theirs: Record) -> str:
 def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
     """Returns the port's value in PyTorch's layout, or `None` if the values are not comparable.
 
-    Convolutions of hfseq have their channels last, and some models of PyTorch join the axes of the
-    batch and of the tokens.
+    The layouts can differ for two reasons. Convolutions of hfseq put the channels last, and some
+    PyTorch models merge the batch axis and the token axis.
     """
     if ours.shape == theirs.shape:
         return ours
@@ -330,7 +332,7 @@ def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
 
 
 def _without_padding(value: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Returns a value with zeros at padding, where results are undefined."""
+    """Sets a value to zero at padding tokens, where the results of both models are undefined."""
     if mask is None:
         return value
     if value.shape[:1] == (mask.size,):
@@ -349,7 +351,7 @@ def _is_model_file(path: str) -> bool:
 
 
 def _calling_line(is_model_file: Callable[[str], bool]) -> tuple[str, int] | None:
-    """Returns the innermost file and line of the call stack that is in a model file."""
+    """Returns the file and line of the innermost stack frame in a model file, or `None`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if is_model_file(frame.f_code.co_filename):
@@ -359,7 +361,10 @@ def _calling_line(is_model_file: Callable[[str], bool]) -> tuple[str, int] | Non
 
 
 def _parent(name: str, record: Record) -> str:
-    """Returns the module that calls another module: the longest called prefix of its name."""
+    """Returns the name of the closest parent of a module that has been called.
+
+    An empty string is the name of the whole model.
+    """
     while name:
         name = name.rpartition(".")[0]
         if name in record.calls:
@@ -368,7 +373,7 @@ def _parent(name: str, record: Record) -> str:
 
 
 def _method(owner: type, name: str) -> Location | None:
-    """Returns the lines of the body of a method."""
+    """Returns the lines of the body of a method, or `None` if its source is not available."""
     function = inspect.unwrap(getattr(owner, name))
     try:
         lines, first = inspect.getsourcelines(function)
@@ -386,7 +391,7 @@ def _forward(module_class: type) -> Location | None:
 
 
 def _port_call(name: str, case: Case) -> Location | None:
-    """Returns the lines of a module's method in the file of the port."""
+    """Returns the lines of a module's `__call__`, or `None` if the port does not define it."""
     module = case.model.nnx()
     children = {v: k for k, v in _module_names(module).items()}
     for _, child in nnx.iter_graph(module):
@@ -398,12 +403,12 @@ def _port_call(name: str, case: Case) -> Location | None:
 
 
 def _location(key: Key, record: Record, body: Location | None) -> Location | None:
-    """Returns the lines of a model file that compute a value.
+    """Returns the lines of a model file that compute a value, or `None` if they are not known.
 
     Args:
-        key: The value.
-        record: The calls of the model.
-        body: The lines of the method of the module, if it is in a model file.
+        key: Identifies the value.
+        record: The record that contains the value.
+        body: The lines of the module's forward method, if it is in a model file.
     """
     name, call, is_output = key
     if not is_output or body is None:
@@ -420,7 +425,7 @@ def _location(key: Key, record: Record, body: Location | None) -> Location | Non
 
 
 def _raised(error: Exception, case: Case) -> Location | None:
-    """Returns the line of the port that raises an error."""
+    """Returns the line of the port that raises an error, or `None` if no line of the port does."""
     path = inspect.getsourcefile(case.cls.module_class)
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     return Location(str(path), lines[-1], lines[-1]) if lines and lines[-1] else None

@@ -1,4 +1,4 @@
-"""Translates constructors: layers of PyTorch become layers of `hfseq.nn`."""
+"""Translates constructors, in which layers of `hfseq.nn` replace the layers of PyTorch."""
 
 from __future__ import annotations
 
@@ -39,35 +39,37 @@ _SKIPPED = re.compile(
 )
 
 
-#: Options of layers that no model changes, if they are passed on with their default.
+#: Options that a class may pass on to the PyTorch layer from which it derives. They are dropped,
+#: because no model changes their defaults.
 _UNUSED_OPTIONS = ("padding_mode", "device", "dtype")
 
 
 class ActivationTables(ast.NodeTransformer):
-    """Replaces lookups in Transformers' tables of activations.
+    """Replaces lookups in the activation tables of Transformers with `nn.activation(name)`.
 
-    The values of `ACT2CLS` are classes, which are called without arguments.
+    The values of `ACT2FN` are functions. The values of `ACT2CLS` are classes, so the call without
+    arguments that creates the function is removed.
     """
 
     def __init__(self) -> None:
         self.classes: set[str] = set()
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """Remembers variables that stand for a class of activations."""
+        """Records the variables that hold an activation class from `ACT2CLS`."""
         value, name = node.value, dotted(node.targets[0])
         if isinstance(value, ast.Subscript) and dotted(value.value) == "ACT2CLS":
             self.classes.add(name)
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Replaces a lookup in a table."""
+        """Replaces a lookup in `ACT2FN` or `ACT2CLS`."""
         self.generic_visit(node)
         if dotted(node.value) in ("ACT2FN", "ACT2CLS"):
             return call("nn.activation", node.slice)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replaces a call of `get_activation`, and of a class of activations."""
+        """Replaces a call of `get_activation`, and removes the call of an activation class."""
         function = node.func
         is_class = isinstance(function, ast.Subscript) and dotted(function.value) == "ACT2CLS"
         self.generic_visit(node)
@@ -83,8 +85,8 @@ class Constructor:
 
     Args:
         translator: The translator of the file.
-        ported: The class, whose methods are translated already.
-        methods: The translated methods.
+        ported: The port of the class. Its other methods are already translated.
+        methods: The translated methods of the class.
     """
 
     def __init__(self, translator: Translator, ported: PortedClass, methods: list[ast.stmt]):
@@ -93,11 +95,11 @@ class Constructor:
         self.scope = Scope(translator, self.own, ported, "__init__", translator.reporter(self.own))
         self.variables = self.class_variables()
         self.choices: dict[str, ast.expr] = {}
-        #: Variables that stand for methods.
+        #: Local variables that hold a method of the class, with the name of the method.
         self.method_names: dict[str, str] = {}
-        #: Attributes that the statements so far assign.
+        #: Attributes that the statements translated so far assign.
         self.assigned: set[str] = set()
-        #: Layers of PyTorch that are the defaults of arguments.
+        #: Arguments whose default is a layer class of PyTorch, such as `nn.LayerNorm`.
         self.layer_defaults = (
             {
                 name: value
@@ -148,13 +150,13 @@ class Constructor:
         return self.signature(source, lines)
 
     def has_range(self) -> bool:
-        """Whether the configuration defines the standard deviation of initial weights."""
+        """Whether the configuration defines the standard deviation of the initial weights."""
         return "config" in self.ported.constructor_arguments and self.translator.has_field(
             "initializer_range"
         )
 
     def signature(self, source: ast.FunctionDef, lines: list[ast.stmt]) -> ast.FunctionDef:
-        """Returns the constructor with its arguments. `rngs` follows the configuration."""
+        """Returns the constructor with its arguments. `rngs` is inserted after `config`."""
         defaults = default_values(source)
         spelled = [
             name + (f"={ast.unparse(defaults[name])}" if name in defaults else "")
@@ -181,7 +183,7 @@ class Constructor:
         return function
 
     def add_configuration(self, lines: list[ast.stmt]) -> None:
-        """Adds the fields of the configuration that methods read as attributes."""
+        """Adds assignments such as `self.name = config.name` for the fields that methods read."""
         existing = {
             own_attribute(item.targets[0]) for item in lines if isinstance(item, ast.Assign)
         }
@@ -190,7 +192,11 @@ class Constructor:
                 lines.append(statement(f"self.{name} = {value}"))
 
     def add_cache(self, lines: list[ast.stmt]) -> bool:
-        """Adds the attributes of `nn.CachedAttention`, if the class derives from it."""
+        """Assigns the attributes that `nn.CachedAttention` needs.
+
+        Returns:
+            Whether the class derives from `nn.CachedAttention`.
+        """
         has_cache = self.own.kind == "attention" and is_cached(self.own)
         if not has_cache and not extends_cache(self.own):
             return False
@@ -216,7 +222,7 @@ class Constructor:
         return True
 
     def lines(self, body: list[ast.stmt], visitor: Visitor) -> list[ast.stmt]:
-        """Translates statements."""
+        """Translates a block of statements."""
         lines: list[ast.stmt] = []
         for item in body:
             lines += self.translator.guarded(
@@ -294,10 +300,10 @@ class Constructor:
             function = item.value.func
             is_append = isinstance(function, ast.Attribute) and function.attr == "append"
             frozen = re.fullmatch(r"self\.(\w+)\.requires_grad_\(False\)", text)
-            if frozen and frozen[1] in self.own.frozen:  # where it is read, it gets no gradient
+            if frozen and frozen[1] in self.own.frozen:  # the port stops the gradient
                 return []
             if not is_append:
-                self.scope.report(item, "a statement in a constructor")
+                self.scope.report(item, "this statement in a constructor has no translation")
                 return []
         result = visitor.visit(item)
         result = result if isinstance(result, list) else [] if result is None else [result]
@@ -305,11 +311,11 @@ class Constructor:
 
     @staticmethod
     def is_rotary(part: SourceClass | str) -> bool:
-        """Whether a part becomes `nn.Rotary`, which is not a module."""
+        """Whether a submodule becomes `nn.Rotary`, which is not an `nnx.Module`."""
         return isinstance(part, SourceClass) and rotary_kind(part) is not None
 
     def rename_classes(self, lines: list[ast.stmt]) -> None:
-        """Renames classes of the file that are passed on as values."""
+        """Renames classes of the model file that the constructor uses as values."""
         for node in (node for line in lines for node in ast.walk(line)):
             owner = self.translator.file.classes.get(dotted(node))
             if isinstance(node, ast.Name) and owner is not None and owner.kind != "abstract":
@@ -317,7 +323,7 @@ class Constructor:
                 node.id = self.translator.port(owner).name
 
     def base_constructor(self, item: ast.stmt, visitor: Visitor) -> ast.stmt:
-        """Calls the constructor of the layer that the class derives from."""
+        """Translates `super().__init__(...)` in a class that derives from a PyTorch layer."""
         assert isinstance(item, ast.Expr) and isinstance(item.value, ast.Call)
         defaults = default_values(self.own.methods["__init__"])
         words = [
@@ -332,7 +338,7 @@ class Constructor:
         return ast.Expr(result)
 
     def parent_constructor(self, item: ast.stmt, visitor: Visitor) -> list[ast.stmt]:
-        """Calls the constructor of the class of the file that the class derives from."""
+        """Translates `super().__init__(...)` in a class that derives from a class of the file."""
         parent = self.own.parent
         if not ast.unparse(item).startswith("super().__init__("):
             return []
@@ -341,16 +347,17 @@ class Constructor:
         node = item.value
         result = self.construct(visitor, node, parent)
         if not isinstance(result, ast.Call) or self.translator.substitute(parent) is not None:
-            self.scope.report(item, "a class that derives from a class with a counterpart")
+            reason = f"the class derives from {parent.name}, which hfseq replaces"
+            self.scope.report(item, reason)
             return []
         result.func = expression("super().__init__")
         return [ast.Expr(result)]
 
     def class_variables(self) -> dict[str, list[SourceClass]]:
-        """Returns the classes that a variable of the constructor may stand for.
+        """Returns the classes that each variable of the constructor may hold.
 
-        The variable is assigned in the constructor, or it is an argument, and other constructors of
-        the file pass classes.
+        A variable holds a class if the constructor assigns the class to it, or if it is an argument
+        for which another constructor of the file passes the class.
         """
         classes = self.translator.file.classes
         source = self.own.methods.get("__init__")
@@ -375,7 +382,7 @@ class Constructor:
         return {name: matching for name, matching in names.items() if matching}
 
     def tie(self, lines: list[ast.stmt]) -> list[ast.stmt]:
-        """Leaves out a head whose weights are those of the embeddings."""
+        """Translates the projections whose kernel may be the embedding matrix."""
         heads = self.translator.heads_of(self.own)
         result: list[ast.stmt] = []
         for item in lines:
@@ -388,7 +395,11 @@ class Constructor:
         return result
 
     def branch(self, item: ast.If, visitor: Visitor) -> list[ast.stmt]:
-        """Translates a branch. Modules that only some configurations have are data in all."""
+        """Translates an `if` statement.
+
+        NNX requires an attribute that holds a module in one configuration to be data in all of
+        them. If a branch does not create the module, the attribute is set to `nnx.data(None)`.
+        """
         earlier = set(self.assigned)
         item.test = visitor.visit(item.test)
         item.body, item.orelse = self.lines(item.body, visitor), self.lines(item.orelse, visitor)
@@ -415,7 +426,7 @@ class Constructor:
         return [*preceding_lines, item]
 
     def buffer(self, name: str, value: ast.expr, visitor: Visitor) -> None:
-        """Computes a buffer that files do not contain where it is read."""
+        """Turns a buffer that is not stored in checkpoints into a property that computes it."""
         reads = any(
             own_attribute(node) == name for method in self.methods for node in ast.walk(method)
         )
@@ -441,7 +452,7 @@ class Constructor:
         self.ported.properties.append(statement(method))
 
     def lift_call(self, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-        """Translates the constructor of a layer or of a class of the file."""
+        """Translates the call that creates a layer or an instance of a class of the file."""
         name = dotted(node.func).removesuffix("._from_config").removeprefix("torch.")
         owner = self.translator.file.classes.get(name)
         if owner is not None:
@@ -471,7 +482,7 @@ class Constructor:
                 return ast.IfExp(visitor.visit(copy.deepcopy(choice)), first, second)
         if name == "nn.ModuleList":
             return self.module_list(visitor, node)
-        if name == "Conv1D":  # of GPT-2: outputs first
+        if name == "Conv1D":  # GPT-2's layer, whose first argument is the output size
             sizes = [visitor.visit(arg) for arg in node.args[::-1]]
             return call("nn.Conv1D", *sizes, "init", "rngs")
         if name == "LayerNorm" and name in self.translator.file.imported:
@@ -490,7 +501,10 @@ class Constructor:
         return None
 
     def module_list(self, visitor: Visitor, node: ast.Call) -> ast.expr:
-        """Translates a list of modules. Lists of layers are run by `nn.run_layers`."""
+        """Translates `nn.ModuleList`.
+
+        Layers that `nn.run_layers` runs become `nn.Layers`. Other modules become `nnx.List`.
+        """
         inner = next(
             (
                 self.translator.file.classes[dotted(part.func)]
@@ -513,7 +527,7 @@ class Constructor:
         return call("nn.Layers" if scanned else "nnx.List", *arguments)
 
     def construct(self, visitor: Visitor, node: ast.Call, owner: SourceClass) -> ast.expr:
-        """Builds a submodule that is a class of the file."""
+        """Returns the call that creates a submodule whose class is defined in the file."""
         values = ast.Call(
             node.func,
             [visitor.visit(arg) for arg in node.args],
@@ -556,7 +570,7 @@ class Constructor:
 
 
 def _creates_module(value: ast.expr) -> bool:
-    """Returns whether a translated value is a module or a parameter, and not only a function."""
+    """Returns whether a translated expression creates a module or a parameter."""
     text = ast.unparse(value)
     return re.search(r"\bnnx?\.(?!(Function|Rotary)\b)[A-Z]|\brngs\b", text) is not None
 
@@ -566,7 +580,7 @@ def _assigned(body: list[ast.stmt]) -> set[str]:
 
 
 def layer_name(name: str) -> str:
-    """Returns the layer of hfseq for a layer of PyTorch."""
+    """Returns the name of the hfseq layer that replaces a PyTorch layer."""
     names = {"nn.Embedding": "nn.Embed"}
     return names.get(name, re.sub(r"Conv\dd$", "Conv", name))
 

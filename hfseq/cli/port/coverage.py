@@ -1,8 +1,8 @@
 """`hfseq port-coverage`: ports all model types of Transformers and compares them with PyTorch.
 
-A worker process translates, loads and verifies one type after the other. It is ended and replaced
-if a type takes too long. The results are a JSON file, and a table in docs/porting.md between two
-markers.
+A worker process translates, loads and verifies the types one by one. If a type takes too long, the
+worker is killed and replaced. The results are written to a JSON file and to the table between two
+markers in docs/porting.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ hfseq port-coverage --shard 2/8 --checks shapes torch_parity --heads Model ForCa
 CHECKS = ("shapes", "torch_loads_it", "torch_parity", "cached_decoding", "torch_generation")
 GENERATION = "torch_generation"
 TYPES_PER_WORKER = 60
-#: Heads that represent a model type besides its base model.
+#: Heads that can be the main head of a model type, in order of preference.
 MAIN_HEADS = (
     *("ForPreTraining", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "LMHeadModel"),
     *("ForImageClassification", "ForSpeechSeq2Seq", "ForCTC", "ForAudioClassification"),
@@ -51,21 +51,22 @@ PASSES = "passes"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The port of one model type.
+    """The outcome of porting one model type.
 
     Attributes:
         model_type: The model type.
         lines: Number of lines of the port.
         digest: A hash of the text of the port.
         markers: Statements without a translation, as "file:line: reason".
-        left_out: The reason for each head that is not in the port.
+        left_out: For each head that is not in the port, the reason.
         loads: Whether the port can be loaded as a plugin.
         heads: For each head of the port, "passes", or the first check that fails and its error.
-        unverified: Heads of the port that were not compared, without the base model.
+        unverified: Heads of the port, other than the base model, that were not compared.
         generates: Heads whose greedy search returns PyTorch's tokens.
-        stage: What failed before the checks: "translate", "load", "configuration" or "time".
-        reason: Why it failed.
-        seconds: Duration in seconds.
+        stage: The stage that raised an error: "translate", "load", "configuration" or "verify".
+            "time" means that the worker stopped or took too long. Otherwise an empty string.
+        reason: The error message of that stage.
+        seconds: Duration of the whole port in seconds.
     """
 
     model_type: str
@@ -139,12 +140,12 @@ def add_coverage(parser: argparse.ArgumentParser) -> None:
     flags.add_flag(
         parser,
         "output_file",
-        help_text="JSON file of the results. Results of other types that it contains are kept.",
+        help_text="JSON file for the results. Existing results for other model types are kept.",
     )
     parser.add_argument(
         "--table",
         metavar="FILE",
-        help="Markdown file whose table, between two markers, is replaced.",
+        help="Markdown file to update. The table between its two coverage markers is replaced.",
     )
     parser.add_argument("--directory", metavar="DIR", help="Directory to keep the ports in.")
     parser.add_argument(
@@ -153,21 +154,24 @@ def add_coverage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reuse",
         action="store_true",
-        help="Do not verify a port again whose text has passed before.",
+        help="Keep a passing result from --output_file if the text of the port is unchanged.",
     )
     parser.add_argument(
         "--only_table",
         action="store_true",
-        help="Write the table of the results in --output_file without porting anything.",
+        help="Write the table from the results in --output_file, without porting anything.",
     )
 
 
 def run_coverage(arguments: argparse.Namespace) -> int:
-    """Ports model types and prints the results. Returns 0 if all of them pass."""
+    """Ports model types and prints the results. Returns 0 if all heads of all types pass."""
     stored = _read(arguments.output_file)
     if arguments.only_table:
         if not stored:
-            raise UsageError(f"--only_table: {arguments.output_file} contains no results")
+            raise UsageError(
+                f"--only_table: --output_file {arguments.output_file} contains no results. Run "
+                "hfseq port-coverage without --only_table first"
+            )
         results = list(stored.values())
     else:
         types = select_types(arguments.types, arguments.shard)
@@ -193,7 +197,7 @@ def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
     """Returns the model types to port.
 
     Args:
-        types: Model types, or `None` for all that have a model class.
+        types: Model types, or `None` for all types that have a model class.
         shard: "I/N" for every N-th type, starting with the I-th.
 
     Raises:
@@ -237,7 +241,7 @@ def port_all(
         types: Model types.
         timeout: Maximum duration per type in seconds.
         options: The directory of the ports, the heads to compare, and the checks.
-        earlier: Earlier results. Those that pass are kept if the text of the port is the same.
+        earlier: Stored results. A passing one is reused if the text of the port is unchanged.
 
     Yields:
         The result of each type.
@@ -277,7 +281,7 @@ class _Worker:
     def port(
         self, model_type: str, timeout: float, options: Options, earlier: Result | None
     ) -> Result | None:
-        """Returns the result, or `None` if there is none in time."""
+        """Returns the result, or `None` if the process ends or the time is over without one."""
         try:
             self.connection.send((model_type, options, earlier))
             return self.connection.recv() if self.connection.poll(timeout) else None
@@ -285,7 +289,7 @@ class _Worker:
             return None
 
     def stop(self, timeout: float) -> str:
-        """Ends the process and returns why it gave no result."""
+        """Ends the process and returns the reason why it gave no result."""
         self.process.join(0.1)
         code = self.process.exitcode
         self.process.kill()
@@ -297,13 +301,13 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """Answers the model types of a connection."""
+    """Receives model types from a connection, ports them and sends the results back."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import torch
 
     from hfseq.testing import case
 
-    case.COMPILE = False  # operations of many small models have the same shapes
+    case.COMPILE = False  # faster: compiled operations are reused by models with the same shapes
     torch.set_num_threads(1)
     with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):
         os.dup2(sink.fileno(), 2)
@@ -317,7 +321,8 @@ def port_type(model_type: str, options: Options, earlier: Result | None = None) 
     Args:
         model_type: The model type.
         options: The directory of the ports, the heads to compare, and the checks.
-        earlier: An earlier result, which is returned if it passes and the port has the same text.
+        earlier: A stored result, or `None`. It is returned if it passes and the text of the port is
+            unchanged.
     """
     from hfseq.cli.port import verification
     from hfseq.cli.port.translation import translate
@@ -412,7 +417,10 @@ def _read(path: str | None) -> dict[str, Result]:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
         return {entry["model_type"]: Result(**entry) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a file of coverage results: {error}") from error
+        raise DataError(
+            f"{path} is not a file of coverage results ({type(error).__name__}: {error}). Use a "
+            "file that hfseq port-coverage has written, or the path of a new file"
+        ) from error
 
 
 def _write(path: str, results: Iterable[Result]) -> None:
@@ -433,7 +441,7 @@ def _versions() -> dict[str, str]:
 
 
 def line(result: Result) -> str:
-    """Returns one line about a result."""
+    """Returns a one-line summary of a result."""
     passing = [head for head, reason in result.heads.items() if reason == PASSES]
     status = "passes" if result.all_pass else "partly passes" if result.main_passes else "fails"
     text = f"{result.model_type}: {status}"
@@ -445,7 +453,7 @@ def line(result: Result) -> str:
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
-    """Returns the numbers of the table."""
+    """Returns the number of model types for each row of the table."""
     return {
         "ported": len(results),
         "ported without a marker": sum(r.is_complete for r in results),
@@ -457,7 +465,7 @@ def counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """Returns the numbers and the most frequent obstacles as lines."""
+    """Returns lines with the counts and the most frequent reasons why types do not pass."""
     lines = [f"{number:5} {name}" for name, number in counts(results).items()]
     obstacles: collections.Counter[str] = collections.Counter()
     for result in results:
@@ -470,13 +478,13 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 
 def _general(reason: str) -> str:
-    """Returns a reason without the names and numbers that differ between model types."""
+    """Replaces the names and numbers in a reason, so that equal reasons can be counted."""
     reason = re.sub(r"'[^']*'|`[^`]*`|\"[^\"]*\"", "'…'", reason)
     return one_line(re.sub(r"\d[\d.e+-]*", "N", reason), 140)
 
 
 def table(results: Sequence[Result]) -> str:
-    """Returns the Markdown of the results."""
+    """Returns the results as Markdown."""
     versions = _versions()
     ordered = sorted(results, key=lambda result: result.model_type)
     total = len(select_types(None, "1/1"))
@@ -490,13 +498,14 @@ def table(results: Sequence[Result]) -> str:
     names = counts(results)
     lines += [f"| {name} | {number} |" for name, number in names.items()]
     passing = [result for result in ordered if result.main_passes]
-    lines += ["", f"The base model or the main head of these {len(passing)} types agrees:", ""]
+    introduction = "the base model or the main head agrees with PyTorch"
+    lines += ["", f"For these {len(passing)} types, {introduction}:", ""]
     lines += [", ".join(f"`{result.model_type}`" for result in passing) + ".", ""]
     decoders = [result for result in ordered if result.generates]
-    lines += [f"These {len(decoders)} types generate PyTorch's tokens:", ""]
+    lines += [f"These {len(decoders)} types generate the same tokens as PyTorch:", ""]
     lines += [", ".join(f"`{result.model_type}`" for result in decoders) + ".", ""]
     problems = [result for result in ordered if not result.all_pass]
-    lines += ["| Model type | Agrees | First obstacle |", "| --- | --- | --- |"]
+    lines += ["| Model type | Heads that agree | First obstacle |", "| --- | --- | --- |"]
     for result in problems:
         heads = [head for head, reason in result.heads.items() if reason == PASSES]
         cells = (", ".join(heads) or "–", _cell(result.problem))
@@ -509,7 +518,7 @@ def _cell(text: str) -> str:
 
 
 def update_table(path: Path, results: Sequence[Result]) -> None:
-    """Replaces the table of a Markdown file.
+    """Replaces the text between the coverage markers of a Markdown file.
 
     Raises:
         DataError: The file does not contain both markers.

@@ -1,4 +1,4 @@
-"""Rewrites expressions and statements of PyTorch by the translation table."""
+"""Translates PyTorch expressions and statements to JAX, by the rules of the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfseq.cli.port.table import Rule
 Lift = Callable[["Expressions", ast.Call], "ast.AST | None"]
 Report = Callable[[ast.AST, str], None]
 
-#: Modules whose functions are not PyTorch's.
+#: Python modules, other than PyTorch's, whose functions keep their names.
 _FOREIGN = (
     "math",
     "np",
@@ -27,7 +27,7 @@ _FOREIGN = (
     "copy",
     "re",
 )
-#: Methods of Python's lists, dictionaries and texts.
+#: Methods of Python's lists, dictionaries and strings.
 _PYTHON_METHODS = frozenset(
     {
         *("append", "extend", "insert", "pop", "get", "items", "keys", "values", "update", "copy"),
@@ -47,7 +47,7 @@ _PYTHON_METHODS = frozenset(
 )
 _NUMPY_ARRAYS = ("np.array", "np.zeros", "np.ones", "np.empty", "np.full", "np.arange")
 _CONTAINERS = (ast.Dict, ast.List, ast.ListComp, ast.DictComp, ast.Set)
-#: How a parameter of a layer of PyTorch is read from the layer of hfseq.
+#: For each PyTorch layer, the expression that reads its `weight` from the layer of hfseq.
 _WEIGHTS = {
     "nn.Linear": "kernel[...].T",
     "nn.Embedding": "embedding[...]",
@@ -58,12 +58,13 @@ _WEIGHTS = {
     "nn.Conv2d": "kernel[...].transpose(3, 2, 0, 1)",
     "nn.Conv3d": "kernel[...].transpose(4, 3, 0, 1, 2)",
 }
-#: Attributes that are read with `[...]`.
+#: PyTorch classes that become NNX variables. The array of a variable is read with `[...]`.
 _ARRAYS = ("nn.Parameter", "nn.Buffer")
-#: Calls without an effect on the result.
+#: Calls that do not affect the result of a model.
 _MESSAGES = ("logger.", "warnings.", "torch._check", "torch._dynamo.")
 _CHECKS = frozenset({"torch_compilable_check", "print", "requires_backends"})
-#: Reductions whose truth value a branch may test.
+#: Methods whose results depend on the values of an array. A condition that calls one of them has no
+#: translation.
 _VALUE_TESTS = frozenset({"any", "all", "item", "max", "min", "sum", "equal", "allclose", "mean"})
 _VIEWS = frozenset(
     {
@@ -74,33 +75,36 @@ _VIEWS = frozenset(
 
 
 class Expressions(ast.NodeTransformer):
-    """Replaces PyTorch's functions, methods, data types and writes by their counterparts in JAX.
+    """Replaces PyTorch's functions, methods, data types and in-place writes with JAX code.
 
     Args:
-        parts: The kinds of the attributes of `self`: the name of a layer of PyTorch such as
-            "nn.Linear", "nn.Parameter", or another description of a submodule.
-        lift: Called first for each call. Returns its finished translation, or `None`.
-        report: Called with an expression that has no translation, and the reason.
+        parts: For each attribute of `self`, the name of its PyTorch class such as "nn.Linear" or
+            "nn.Parameter", or another description of the submodule. The key "" stands for the
+            PyTorch layer that the class derives from.
+        lift: Called first for each call. Returns the complete translation of the call, or `None` if
+            the table should translate it.
+        report: Called with code that has no translation, and the reason.
     """
 
     def __init__(self, parts: Mapping[str, object], lift: Lift, report: Report):
         self.parts = parts
         self.lift = lift
         self.report = report
-        #: Layers without gradients.
+        #: Attributes of layers whose parameters get no gradient.
         self.frozen: Collection[str] = ()
-        #: The attributes of all classes of the file that are convolutions.
+        #: Names of the attributes that are convolutions, from all classes of the file.
         self.convolutions: Collection[str] = ()
         self.containers: set[str] = set()
         self.dtypes: set[str] = set()
-        #: Parameters that may be `None`.
+        #: Attributes that are a parameter or `None`.
         self.optional: set[str] = set()
-        #: The embeddings, and the attribute of the bias, of projections that may be tied to them.
+        #: For each projection that may be tied to the embeddings, the expression of the embeddings
+        #: and the attribute of the bias.
         self.tied: dict[str, tuple[str, str]] = {}
         self.writes = Writes(None)
 
     def enter(self, function: ast.FunctionDef) -> None:
-        """Begins a function: writes into arrays are checked against its other statements."""
+        """Prepares the translation of a function, whose statements limit the possible writes."""
         self.containers = set()
         self.dtypes = {
             dotted(node.targets[0])
@@ -145,11 +149,11 @@ class Expressions(ast.NodeTransformer):
         return self._apply(rule, node, arguments, keywords)
 
     def construct(self, node: ast.Call) -> ast.expr | None:
-        """Translates the constructor of a module, such as `nn.Conv2d(...)`.
+        """Translates a call that creates a module, such as `nn.Conv2d(...)`.
 
         Returns:
-            The constructor in hfseq, in which the names `init` and `rngs` are free, or `None` if
-            the table does not have the module.
+            The call in hfseq, or `None` if the table does not contain the module. The variables
+            `init` and `rngs` in the call must be defined by the constructor that contains it.
         """
         name = torch_name(node.func)
         rule = table.RULES.get(name) if name.startswith("nn.") else None
@@ -163,7 +167,7 @@ class Expressions(ast.NodeTransformer):
         return _literal_sizes(self._apply(rule, node, arguments, keywords))
 
     def _method(self, node: ast.Call, function: ast.Attribute) -> ast.AST:
-        """Translates the call of a method of a tensor, or of another object."""
+        """Translates a method call, whose object is a tensor or any other object."""
         owner, method = dotted(function.value), function.attr
         if method == "forward" and ast.unparse(function.value) == "super()":
             function.attr = "__call__"
@@ -258,7 +262,7 @@ class Expressions(ast.NodeTransformer):
         root, _, last = name.rpartition(".")
         text = ast.unparse(node)
         if text == "self.dtype" or re.fullmatch(r"next\([\w.]+\.parameters\(\)\)\.dtype", text):
-            return expression("jnp.float32")  # precision recipes change layers, not parameters
+            return expression("jnp.float32")  # precision recipes only change layers
         if root == "torch" and last in table.DTYPES:
             return expression(table.DTYPES[last])
         if name in table.CONSTANTS:
@@ -294,7 +298,7 @@ class Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def is_convolution(self, node: ast.AST) -> bool:
-        """Returns whether an expression is a convolution, also in an element of a list."""
+        """Returns whether an expression is a convolution, such as `self.conv` or `layer.conv`."""
         if str(self.part_of(node)).startswith("nn.Conv"):
             return True
         return isinstance(node, ast.Attribute) and node.attr in self.convolutions
@@ -308,7 +312,7 @@ class Expressions(ast.NodeTransformer):
         return expression(f"{tied} if self.{name} is None else self.{name}.kernel[...].T")
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Leaves parameters that are compared with `None` as they are."""
+        """Translates a comparison. A parameter is not read if it is compared with `None`."""
         is_none = len(node.comparators) == 1 and ast.unparse(node.comparators[0]) == "None"
         if is_none and self.parts.get(own_attribute(node.left)) in _ARRAYS:
             return node
@@ -317,7 +321,11 @@ class Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def part_of(self, node: ast.AST) -> object:
-        """Returns the kind of a submodule such as `self.embeddings.projection`, or `None`."""
+        """Returns the description of a submodule such as `self.embeddings.projection`.
+
+        Returns:
+            A value like those of `parts`, or `None` if the expression is not a known submodule.
+        """
         if attribute := own_attribute(node):
             return self.parts.get(attribute)
         if isinstance(node, ast.Attribute):
@@ -325,7 +333,7 @@ class Expressions(ast.NodeTransformer):
         return None
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        """Translates numbers that are computed in advance, such as rates of stochastic depth."""
+        """Translates a list of fixed numbers, such as the rates of stochastic depth."""
         values = _listed_values(node)
         numbers = None if values is None else _fixed_numbers(self, values)
         if numbers is not None:
@@ -340,15 +348,18 @@ class Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Translates `ACT2FN[name]`, and `x.max(dim)[0]`."""
+        """Translates `ACT2FN[name]` to `nn.activation(name)`."""
         if dotted(node.value) == "ACT2FN":
             return call("nn.activation", self.visit(node.slice))
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """Translates a choice. A size that may be one number becomes `nn.height_and_width`."""
+        """Translates a conditional expression.
+
+        `size if isinstance(size, tuple) else (size, size)` becomes `nn.height_and_width(size)`.
+        """
         if tests_values(node.test):
-            self.report(node, "a choice that depends on the values of an array")
+            self.report(node, "a conditional expression that depends on the values of an array")
             return node
         size, test = ast.unparse(node.body), ast.unparse(node.test)
         is_sequence = re.fullmatch(
@@ -372,7 +383,7 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Translates statements one after the other."""
+        """Translates statements in order."""
         results: list[ast.stmt] = []
         for node in body:
             result = self.visit(node)
@@ -385,11 +396,11 @@ class Expressions(ast.NodeTransformer):
         if dotted(value).endswith(".device"):
             return None
         if re.fullmatch(r"self\.(\w+) = self\.\1\.to\(.*\)", ast.unparse(node)):
-            return None  # a buffer that follows its input to another device
+            return None  # moves a buffer to the device of an input
         if isinstance(value, ast.Call) and dotted(value.func) in ("kwargs.pop", "kwargs.get"):
             name = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
             if name == dotted(target) and name in ("output_hidden_states", "output_attentions"):
-                return None  # an argument of the port
+                return None  # the port has an argument with this name
             node.value = value = value.args[1] if len(value.args) > 1 else ast.Constant(None)
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = zip(target.elts, value.elts, strict=True)
@@ -405,7 +416,7 @@ class Expressions(ast.NodeTransformer):
             and dotted(value.func)
             in ("dict", "list", "set", "defaultdict", "copy.deepcopy", "copy.copy")
             or isinstance(value, ast.Call)
-            and dotted(value.func) in _NUMPY_ARRAYS  # NumPy's arrays can be changed
+            and dotted(value.func) in _NUMPY_ARRAYS  # NumPy arrays are mutable
         )
         if isinstance(target, ast.Name) and is_container:
             self.containers.add(target.id)
@@ -419,14 +430,12 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        """Translates `x[i] += y`, and `x += y` if no other name stands for the same tensor."""
+        """Translates `x[i] += y`, and `x += y` if it changes no other variable that is read."""
         methods = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
         if isinstance(node.target, ast.Subscript) and not self._is_container(node.target):
             method = methods.get(type(node.op))
             if method is None:
-                self.report(
-                    node, "this in-place operation on a part of an array has no translation"
-                )
+                self.report(node, "this in-place operator on a part of an array has no translation")
                 return node
             return self._write(node, node.target, method, self.visit(node.value))
         if isinstance(node.target, ast.Name) and (
@@ -437,11 +446,11 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        """Removes the annotation, which names types of PyTorch."""
+        """Removes the annotation, because it may name a type of PyTorch."""
         return self.visit(assign(node.target, node.value)) if node.value else None
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Drops messages, and turns a call such as `x.add_(y)` into an assignment."""
+        """Drops log messages and checks, and turns `x.add_(y)` into an assignment to `x`."""
         value = node.value
         if isinstance(value, ast.Constant):
             return None
@@ -465,13 +474,13 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Drops assertions, which check inputs."""
+        """Drops assertions, because they only check inputs."""
 
     def visit_Delete(self, node: ast.Delete) -> None:
-        """Drops `del`, which frees memory."""
+        """Drops `del`, because it only frees memory."""
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        """Translates a branch, unless it depends on the values of an array."""
+        """Translates an `if` statement, unless its condition depends on the values of an array."""
         if tests_values(node.test):
             self.report(node, "a branch that depends on the values of an array")
             return node
@@ -481,13 +490,13 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        """Translates a loop."""
+        """Translates a `for` loop."""
         node.iter = self.visit(node.iter)
         node.body = self.statements(node.body)
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        """Translates a loop, unless it depends on the values of an array."""
+        """Translates a `while` loop, unless its condition depends on the values of an array."""
         if tests_values(node.test):
             self.report(node, "a loop that depends on the values of an array")
             return node
@@ -496,7 +505,7 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
-        """Translates contexts that disable gradients or automatic data types."""
+        """Translates `with` statements that disable gradients or set automatic precision."""
         names = [
             dotted(item.context_expr.func if isinstance(item.context_expr, ast.Call) else None)
             for item in node.items
@@ -509,7 +518,8 @@ class Expressions(ast.NodeTransformer):
             "torch.cuda.amp.autocast",
         }
         if not set(names) <= gradients | casts:
-            self.report(node, f"the context {ast.unparse(node.items[0].context_expr)}")
+            context = ast.unparse(node.items[0].context_expr)
+            self.report(node, f"the context manager {context} has no translation")
             return node
         body = self.statements(node.body)
         if gradients & set(names):
@@ -519,7 +529,7 @@ class Expressions(ast.NodeTransformer):
         return body
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """Reports `try`."""
+        """Reports a `try` statement, which has no translation."""
         self.report(node, "a try statement")
         return node
 
@@ -535,7 +545,7 @@ class Expressions(ast.NodeTransformer):
     ) -> ast.stmt:
         owner = target.value
         if not isinstance(owner, ast.Name):
-            self.report(node, "a write into a part of an array without a name")
+            self.report(node, "a write into a part of an array that is not a local variable")
             return node
         if reason := self.writes.unsafe(node, owner.id):
             self.report(node, reason)
@@ -543,7 +553,7 @@ class Expressions(ast.NodeTransformer):
         index = self.visit(target.slice)
         if method == "set" and isinstance(target.slice, ast.Name | ast.UnaryOp | ast.Compare):
             if not isinstance(getattr(target.slice, "op", ast.Invert()), ast.USub):
-                # The index may be an array of truth values.
+                # The index may be a boolean array.
                 result = call("F.put", read, index, value)
                 return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
         position = ast.Subscript(ast.Attribute(read, "at", ast.Load()), index, ast.Load())
@@ -551,7 +561,10 @@ class Expressions(ast.NodeTransformer):
         return ast.copy_location(assign(ast.Name(owner.id, ast.Store()), result), node)
 
     def _in_place_call(self, node: ast.AST) -> ast.Attribute | None:
-        """Returns the function of a call such as `x.add_(y)` of a variable or a part of one."""
+        """Returns the method of a call such as `x.add_(y)`, if it writes into a variable.
+
+        `x` may be a variable, an attribute of `self`, or an index expression of a variable.
+        """
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             return None
         method, owner = node.func.attr, node.func.value
@@ -563,13 +576,14 @@ class Expressions(ast.NodeTransformer):
 
 
 class Writes:
-    """The names of a function that may stand for the same tensor.
+    """Decides whether a write into a tensor can be translated.
 
-    PyTorch's writes change a tensor under all of its names, and JAX has no such writes. A write is
-    translated only if no other name of the tensor is read afterwards.
+    A write in PyTorch changes the tensor for all variables that refer to its memory. JAX arrays do
+    not change, so the translation assigns a new array to one variable. This is correct only if no
+    other variable of the same tensor is read afterwards.
 
     Args:
-        function: The function, or `None` if it is not known.
+        function: The function that contains the writes. If it is `None`, all writes are allowed.
     """
 
     def __init__(self, function: ast.FunctionDef | None):
@@ -606,7 +620,7 @@ class Writes:
             until = min(other_lines, default=1 << 30)
             read_later = any(line < n <= until for n in self.reads.get(other, []))
             if not reassigned and read_later:
-                return f"a write into '{name}', which is the same tensor as '{other}'"
+                return f"a write into '{name}' also changes '{other}', which is read afterwards"
         return None
 
     def unsafe_expression(self, node: ast.AST, owner: ast.expr) -> str | None:
@@ -615,12 +629,15 @@ class Writes:
         line = getattr(node, "end_lineno", 0)
         until = min((n for n in self.assigned.get(name, []) if n >= node.lineno), default=1 << 30)  # type: ignore[attr-defined]
         if any(line < n <= until for n in self.reads.get(name, [])):
-            return f"a write into '{name}' inside an expression, which is read afterwards"
+            return (
+                f"a write into '{name}' inside of an expression, although '{name}' is read "
+                "afterwards"
+            )
         return None
 
 
 def _base(node: ast.AST) -> str | None:
-    """Returns the variable of which an expression is a view, or `None`."""
+    """Returns the variable whose memory an expression shares, or `None`."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Subscript):
@@ -651,10 +668,10 @@ _ROOTS = ("torch.", "F.", "nn.")
 
 
 def torch_name(node: ast.AST) -> str:
-    """Returns the name of a function as the table spells it, or `""`.
+    """Returns the name by which the table lists a function, or `""`.
 
-    `nn.functional.pad` is `F.pad`, and a method of any expression that is not a module is
-    `Tensor.name`, such as `Tensor.to`. The table itself decides which methods are PyTorch's.
+    For example, `torch.nn.functional.pad` becomes `F.pad`, and the methods `to` and `type` of any
+    object become `Tensor.to` and `Tensor.type`. Other names do not change.
     """
     name = dotted(node)
     for prefix in ("torch.nn.functional.", "nn.functional.", "functional."):
@@ -676,11 +693,12 @@ def substitute(rule: Rule, arguments: list[ast.expr], keywords: list[ast.keyword
 
     Args:
         rule: The row of the table.
-        arguments: Positional arguments, in JAX. The first argument of a method is its tensor.
-        keywords: Keyword arguments, in JAX.
+        arguments: The translated positional arguments. The first argument of a method is its
+            tensor.
+        keywords: The translated keyword arguments.
 
     Raises:
-        ValueError: The rule has no translation for these arguments.
+        ValueError: No expression of the rule uses all of these arguments.
     """
     values, variadic = _bind(rule, arguments, keywords)
     params = table.parameters(rule)
@@ -707,7 +725,7 @@ def substitute(rule: Rule, arguments: list[ast.expr], keywords: list[ast.keyword
 def _bind(
     rule: Rule, arguments: list[ast.expr], keywords: list[ast.keyword]
 ) -> tuple[dict[str, ast.expr], dict[str, list[ast.expr]]]:
-    """Returns the arguments by the rule's names, and those of a variadic parameter."""
+    """Returns the arguments by parameter name, and the argument list of a variadic parameter."""
     values: dict[str, ast.expr] = {}
     variadic: dict[str, list[ast.expr]] = {}
     remaining = list(arguments)
@@ -745,7 +763,7 @@ def _bind(
     return values, variadic
 
 
-#: Names of the second argument, which differ between functions.
+#: Names that different functions of PyTorch have for their second argument.
 _SECOND = frozenset({"other", "exponent", "y", "tensor2", "mat2", "vec2"})
 
 
@@ -755,7 +773,7 @@ def _fill(
     variadic: Mapping[str, list[ast.expr]],
     defaults: Mapping[str, ast.expr | None],
 ) -> ast.expr:
-    """Puts arguments into the template."""
+    """Replaces the names of parameters in the template with the arguments."""
     missing = {
         name
         for name, default in defaults.items()
@@ -801,7 +819,7 @@ def _equal(value: ast.expr, default: ast.expr | None) -> bool:
 
 
 def _is_axis(node: ast.expr) -> bool:
-    """Returns whether the second argument of `max` is an axis, and not another tensor."""
+    """Returns whether the second argument of `max` is an axis rather than another tensor."""
     if isinstance(node, ast.UnaryOp):
         node = node.operand
     is_number = isinstance(node, ast.Constant) and isinstance(node.value, int)
@@ -839,7 +857,7 @@ def _fixed_numbers(visitor: Expressions, node: ast.expr) -> ast.expr | None:
 
 
 def _random_shape(node: ast.expr) -> ast.expr | None:
-    """Returns the shape of a parameter with random or unset values, or `None`."""
+    """Returns the shape of a tensor that is created with random or unset values, or `None`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return _random_shape(node.left) or _random_shape(node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -861,7 +879,7 @@ _UNSET_VALUES = frozenset(
 
 
 def _literal_sizes(node: ast.expr) -> ast.expr:
-    """Replaces `nn.per_axis(3, 2)` by `(3, 3)`."""
+    """Replaces calls such as `nn.per_axis(3, 2)` with their values, such as `(3, 3)`."""
 
     class Sizes(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -889,7 +907,7 @@ def tests_values(node: ast.AST) -> bool:
     return False
 
 
-#: Methods of tensors that the table does not translate, so that they are reported by name.
+#: Tensor methods that the table does not contain. The list lets a report name the method.
 TENSOR_METHODS = frozenset(
     {
         *("abs_", "backward", "bernoulli", "cholesky", "data_ptr", "element_size", "geqrf"),

@@ -1,7 +1,8 @@
-"""The names of tensors in checkpoint files, where they differ from those of PyTorch's modules.
+"""Finds parameters whose names in checkpoint files differ from the names in the PyTorch model.
 
-Transformers renames and joins tensors when it reads a file (`conversion_mapping`), and reverses
-this when it saves one. A port describes the same files with attributes of its model class.
+Transformers renames and joins tensors when it loads a checkpoint, and reverses this when it saves
+one (see `transformers.conversion_mapping`). A port describes the same conversions with attributes
+of its model class.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _transforms(model_type: str, class_name: str) -> list[Any]:
 def joined_weights(
     model_type: str, class_name: str, parameter_names: Iterable[str]
 ) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Returns the parameters that files store in several tensors, by the end of their names.
+    """Returns the parameters of experts that checkpoint files store as several tensors.
 
     Args:
         model_type: The model type.
@@ -33,8 +34,9 @@ def joined_weights(
         parameter_names: The names of the parameters of experts.
 
     Returns:
-        For each joined parameter, the names of the tensors in files and the axis along which
-        several of them are joined.
+        A dictionary with one entry for each such parameter. The key is the end of the name of the
+        parameter. The value consists of the names of its tensors in the files, and the axis along
+        which the tensors of one expert are concatenated.
     """
     joined_tensors = {}
     for transform in _transforms(model_type, class_name):
@@ -55,7 +57,15 @@ def joined_weights(
 
 
 def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, str]:
-    """Returns the part of a name in files for each part of a name in the module that differs."""
+    """Returns the parts of parameter names that differ in checkpoint files.
+
+    Args:
+        model_type: The model type.
+        class_names: The names of PyTorch's classes whose conversions apply.
+
+    Returns:
+        For each part of a name in the module, the corresponding part in the files.
+    """
     renamed: dict[str, str] = {}
     transforms = [item for name in class_names for item in _transforms(model_type, name)]
     for transform in transforms:
@@ -70,6 +80,6 @@ def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, st
 
 
 def _plain(pattern: str) -> str | None:
-    """Returns a regular expression as plain text, or `None` if it is more than that."""
+    """Returns the text that a regular expression matches, or `None` if it is not a fixed text."""
     text = pattern.strip("^$").replace("\\.", ".").strip(".")
     return text if re.fullmatch(r"[\w.{}]+", text) else None

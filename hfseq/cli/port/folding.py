@@ -1,8 +1,8 @@
-"""Removes the branches that hfseq never takes, such as losses, caches as arguments, and warnings.
+"""Removes code that hfseq never runs, such as losses, cache arguments and warnings.
 
-hfseq calls a model with a few of the arguments that the PyTorch model accepts. The others are
-constants. The constants are propagated in execution order, so that a variable that is assigned
-again is not a constant from there on.
+hfseq passes only some of the arguments that a PyTorch model accepts. The other arguments have
+constant values. These values are propagated in execution order. A variable stops being constant
+where another value is assigned to it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ ABSENT_ARGUMENTS: dict[str, object] = {
     "past_seen_tokens": 0,
     "device": None,
 }
-#: Expressions with a constant value: hfseq computes attention itself and is never compiled by
-#: PyTorch.
+#: Regular expressions of conditions that are constant in a port, with their values. They are
+#: constant because hfseq computes attention itself and PyTorch never compiles or wraps the model.
 CONSTANT_TESTS: dict[str, bool] = {
     r"is_torchdynamo_compiling\(\)|torch\.jit\.is_tracing\(\)|is_tracing\(.*\)": False,
     r"is_flash_attention_requested\(.*\)": False,
@@ -60,12 +60,13 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"isinstance\(hidden_states, (collections\.abc\.)?Sequence\)": False,
     r"isinstance\(\w+, (torch\.)?(FloatTensor|Tensor)\)": True,
 }
-#: Options of encoders that can also be decoders. Their ports are encoders.
+#: Conditions that are constant in ports of models that can be encoders or decoders. Such a port is
+#: an encoder.
 ENCODER_TESTS: dict[str, bool] = {
     r"(self\.)?config\.(is_decoder|add_cross_attention)": False,
     r"self\.(is_decoder|add_cross_attention|is_cross_attention)": False,
 }
-#: The arguments of models with cross-attention.
+#: Arguments that only models with cross-attention use.
 ENCODER_INPUTS = ("encoder_hidden_states", "encoder_attention_mask")
 _PRESENT = (
     "output_attentions",
@@ -85,7 +86,7 @@ _SKIPPED_CALLS = (
     "torch._check",
     "torch_compilable_check",
 )
-#: Further labels, such as `audio_labels`, for losses that hfseq does not compute in the module.
+#: Arguments with labels, such as `audio_labels`. hfseq computes losses outside of the module.
 _LABELS = re.compile(r"(?!input_)\w+_labels|labels_\w+")
 _UNKNOWN = object()
 
@@ -94,8 +95,9 @@ class Folding(ast.NodeTransformer):
     """Evaluates the constant expressions in a sequence of statements.
 
     Args:
-        constants: The values of constant variables at the start: `None`, booleans or numbers.
-        texts: The values of constant expressions, by regular expression.
+        constants: The values of variables that are constant at the start. A value is `None`, a
+            boolean or a number.
+        texts: Regular expressions of constant expressions, with their values.
     """
 
     def __init__(self, constants: Mapping[str, object], texts: Mapping[str, bool] = CONSTANT_TESTS):
@@ -103,7 +105,10 @@ class Folding(ast.NodeTransformer):
         self.texts = texts
 
     def body(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Folds statements in order. Statements after a `return` or `raise` are dropped."""
+        """Evaluates the constant expressions in statements, in execution order.
+
+        Statements after a `return` or `raise` are dropped.
+        """
         folded: list[ast.stmt] = []
         for item in body:
             folded += self.statements(item)
@@ -112,7 +117,11 @@ class Folding(ast.NodeTransformer):
         return folded
 
     def statements(self, item: ast.stmt) -> list[ast.stmt]:
-        """Folds one statement, which may become none or several."""
+        """Evaluates the constant expressions in a statement.
+
+        Returns:
+            The statements that replace the statement. The list may be empty.
+        """
         result = self.visit(item)
         return result if isinstance(result, list) else [] if result is None else [result]
 
@@ -183,14 +192,14 @@ class Folding(ast.NodeTransformer):
         return None
 
     def visit_If(self, node: ast.If) -> list[ast.stmt] | ast.If:
-        """Keeps the branch that a constant test selects."""
+        """Keeps the branch that a constant condition selects."""
         node.test = self.visit(node.test)
         truth = self.truth(node.test)
         if truth is not None:
             return self.body(node.body if truth else node.orelse)
         refuses = "self.training" not in ast.unparse(node.test)
         if refuses and all(isinstance(item, ast.Raise) or _is_skipped(item) for item in node.body):
-            # PyTorch refuses these inputs. The model classes of hfseq check their inputs too.
+            # This branch only rejects inputs, and the model classes of hfseq check their inputs.
             return self.body(node.orelse)
         constants_before = dict(self.constants)
         node.body = self.body(node.body)
@@ -244,7 +253,7 @@ class Folding(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
-        """Removes contexts without a meaning in JAX."""
+        """Removes context managers that set precision, disable gradients or serve DeepSpeed."""
         text = " ".join(ast.unparse(item) for item in node.items)
         if re.search(r"autocast|no_grad|maybe_autocast|set_grad_enabled|is_deepspeed", text):
             return self.body(node.body)
@@ -252,7 +261,7 @@ class Folding(ast.NodeTransformer):
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
-        """Remembers a constant variable, and removes its assignment."""
+        """Records the value of a constant variable, and removes the assignment."""
         node.value = self.visit(node.value)
         target = node.targets[0]
         if dotted(target) in self.constants and re.match(
@@ -278,7 +287,7 @@ class Folding(ast.NodeTransformer):
         return self.visit_Assign(assign(node.target, node.value)) if node.value else None
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AugAssign | ast.Assign:
-        """Writes out an update of a constant variable."""
+        """Replaces an update of a constant variable, such as `x += y`, with an assignment."""
         node.value = self.visit(node.value)
         name = dotted(node.target)
         if name in self.constants:
@@ -293,7 +302,7 @@ class Folding(ast.NodeTransformer):
     # Expressions.
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """Keeps the value that a constant test selects."""
+        """Keeps the value that a constant condition selects."""
         self.generic_visit(node)
         truth = self.truth(node.test)
         return node if truth is None else node.body if truth else node.orelse
@@ -327,13 +336,13 @@ class Folding(ast.NodeTransformer):
         return self.generic_visit(node) if truth is None else ast.Constant(truth)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Evaluates a comparison."""
+        """Replaces a comparison by its value if that is constant."""
         self.generic_visit(node)
         truth = self.truth(node)
         return node if truth is None else ast.Constant(truth)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Evaluates a call with a constant result."""
+        """Replaces a call by its result if that is constant."""
         self.generic_visit(node)
         truth = self._text_truth(node)
         return node if truth is None else ast.Constant(truth)
@@ -356,12 +365,13 @@ class Folding(ast.NodeTransformer):
 
 
 def absent_arguments(names: Sequence[str]) -> dict[str, object]:
-    """Returns the values of the parameters of a function that hfseq does not pass.
+    """Returns the constant values of the parameters that hfseq does not pass to a function.
 
-    Some encoders have no token IDs, and get their hidden states as `inputs_embeds`.
+    `inputs_embeds` is included only if the function has a parameter `input_ids`. Encoders without
+    token IDs get their hidden states as `inputs_embeds`.
 
     Args:
-        names: The names of the parameters.
+        names: The names of the function's parameters.
     """
     absent = {name: ABSENT_ARGUMENTS[name] for name in names if name in ABSENT_ARGUMENTS}
     absent |= {name: None for name in names if _LABELS.fullmatch(name)}
@@ -375,7 +385,7 @@ def fold(
     constants: Mapping[str, object],
     texts: Mapping[str, bool] | None = None,
 ) -> list[ast.stmt]:
-    """Folds a copy of statements, see `Folding`."""
+    """Evaluates the constant expressions in a copy of statements, as `Folding` describes."""
     folding = Folding(constants, CONSTANT_TESTS | dict(texts or {}))
     return folding.body(copy.deepcopy(list(body)))
 

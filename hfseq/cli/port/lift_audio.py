@@ -1,4 +1,4 @@
-"""Lifts of audio models: weight normalization, and masks of SpecAugment."""
+"""Translates weight normalization and the masks of SpecAugment in audio models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHT_NORM = re.compile(r"(torch\.)?(nn\.utils\.(parametrizations\.)?)?weight_n
 
 @statement_lift
 def lift_random_masks(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """Drops the branches that draw SpecAugment's masks: training passes them as inputs."""
+    """Drops the branches that draw SpecAugment masks, because hfseq passes them as inputs."""
     if not isinstance(item, ast.If) or "_compute_mask_indices(" not in ast.unparse(item):
         return None
     if any("_compute_mask_indices(" in ast.unparse(line) for line in item.body):
@@ -27,8 +27,8 @@ def weight_norm_statement(item: ast.stmt) -> list[ast.stmt] | None:
     """Simplifies the statements of a constructor that apply weight normalization.
 
     Returns:
-        The statements in a form without alternatives of PyTorch and DeepSpeed, or `None` if the
-        statement is none of them.
+        The statements without the branches for other versions of PyTorch and for DeepSpeed, or
+        `None` if the statement does not choose between such branches.
     """
     text = ast.unparse(item)
     if re.fullmatch(r"weight_norm = nn\.utils\.weight_norm", text) or text.startswith(

@@ -1,4 +1,4 @@
-"""Lifts mixtures of experts: the loop over experts becomes `nn.mix_experts`."""
+"""Translates mixtures of experts by replacing the loop over experts with `nn.mix_experts`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _find_loop(body: list[ast.stmt]) -> ast.For | None:
 
 @statement_lift
 def lift_expert_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The loop over the experts that at least one token uses."""
+    """Replaces the loop over experts, and drops the statements that only prepare it."""
     if not is_experts(scope.own) or scope.method != "forward":
         return None
     text = ast.unparse(item)
@@ -59,27 +59,30 @@ def _returned(function: ast.FunctionDef) -> str:
 class ExpertLoop:
     """Translates the loop over experts.
 
+    The body of the loop selects the tokens of one expert, computes the outputs of the expert,
+    multiplies them by the weights of the router, and adds them to the result.
+
     Args:
-        scope: The method.
-        loop: The loop. Its body selects the tokens of one expert, computes the outputs of the
-            expert, multiplies them with the weights of the router and adds them up.
+        scope: The method that contains the loop.
+        loop: The loop.
     """
 
     def __init__(self, scope: Scope, loop: ast.For):
         self.scope, self.loop = scope, loop
         self.index = dotted(loop.target)
         self.rows, self.tokens, self.choice = "", "", ""
-        self.kernels: dict[str, bool] = {}  # whether the kernel is stored transposed
+        # For each parameter, whether the port must swap its last two axes.
+        self.kernels: dict[str, bool] = {}
 
     def lines(self) -> list[ast.stmt]:
-        """Returns the call of `nn.mix_experts` and the function that it gets."""
+        """Returns the statements that call `nn.mix_experts` and define its function argument."""
         assert self.scope.own.forward is not None
         inputs, choices, weights = self._inputs()
         body: list[ast.stmt] = []
         for item in self.loop.body:
             body += self._line(item, inputs, weights)
         if not body or not isinstance(body[-1], ast.Return) or not self.rows:
-            self.scope.report(self.loop, "a loop over experts in a form that is not known")
+            self.scope.report(self.loop, "a loop over experts in an unsupported form")
             return []
         function = statement(f"def apply_experts({self.rows}, rows): pass")
         assert isinstance(function, ast.FunctionDef)
@@ -102,14 +105,14 @@ class ExpertLoop:
         ]
 
     def _inputs(self) -> tuple[str, str, str]:
-        """Returns the names of the hidden states, the numbers of the experts and their weights."""
+        """Returns the variables with the hidden states, the expert indices and their weights."""
         assert self.scope.own.forward is not None
         names = parameters(self.scope.own.forward)
         text = self.scope.own.text
         choices = re.search(r"one_hot\(\s*(\w+)", text)
         weights = re.search(r"(\w+)\[\w+, \w+, None\]", text)
         if choices is None or weights is None:
-            self.scope.report(self.loop, "a loop over experts in a form that is not known")
+            self.scope.report(self.loop, "a loop over experts in an unsupported form")
             return names[0], names[1], names[2]
         return names[0], choices[1], weights[1]
 
@@ -139,7 +142,7 @@ class ExpertLoop:
         scale = rf"\* {weights}\[{self.tokens}, {self.choice}, None\]"
         if isinstance(item, ast.Assign) and re.search(scale, text):
             if not isinstance(item.value, ast.BinOp):
-                self.scope.report(item, "weights of experts in a form that is not known")
+                self.scope.report(item, "router weights in an unsupported form")
                 return []
             item.value = item.value.left
         if isinstance(item, ast.Assign) and dotted(item.targets[0]) == dotted(item.value) != "":
@@ -176,7 +179,7 @@ class ExpertLoop:
 
         result = Products().visit(node)
         if any(dotted(part) == self.index for part in ast.walk(result)):
-            self.scope.report(self.loop, "parameters of experts in a form that is not known")
+            self.scope.report(self.loop, "parameters of experts in an unsupported form")
         return result
 
     def kernel(self, node: ast.AST | None) -> str:
@@ -186,14 +189,14 @@ class ExpertLoop:
         return ""
 
     def product(self, x: ast.expr, kernel: str, bias: str) -> ast.Call:
-        """Returns the product of rows with the kernels of their experts."""
+        """Returns the expression that multiplies each row by the kernel of its expert."""
         if bias:
             self.kernels[bias] = False
         return call("rows.product", x, kernel, *([bias] if bias else []))
 
 
 def expert_parameters(owner: SourceClass) -> set[str]:
-    """Returns the names of the parameters of a class of experts."""
+    """Returns the names of the parameters of a class that loops over experts."""
     constructor = owner.methods.get("__init__")
     if constructor is None or not is_experts(owner):
         return set()

@@ -1,4 +1,4 @@
-"""Lifts heads whose kernel may be the embedding matrix."""
+"""Translates projections to the vocabulary whose kernel may be the embedding matrix."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TiedHead:
     """A projection to the vocabulary whose kernel may be the embedding matrix.
 
     Attributes:
-        name: The attribute of the projection.
-        embeddings: The expression of the embeddings in the class that owns the projection.
-        has_bias: Whether the projection has a bias that is not tied.
-        bias: The attribute with the bias of the projection, if the class owns it.
-        bias_varies: Whether the configuration decides if there is a bias that is not tied.
+        name: The attribute that holds the projection.
+        embeddings: The expression that reads the embeddings in the class with the projection.
+        has_bias: Whether the projection can have a bias that is not tied.
+        bias: The attribute of the parameter to which the bias is tied, or an empty string.
+        bias_varies: Whether the configuration decides if that untied bias exists.
     """
 
     name: str
@@ -38,7 +38,7 @@ class TiedHead:
 
 
 def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
-    """Returns the tied heads of each class, by attribute."""
+    """Returns the projections of each class that may be tied, by the name of the attribute."""
     heads: dict[str, dict[str, TiedHead]] = {}
     for owner in file.classes.values():
         keys = owner.literal("_tied_weights_keys", {})
@@ -64,7 +64,7 @@ def tied_heads(file: SourceFile) -> dict[str, dict[str, TiedHead]]:
 
 
 def tied_embeddings(owner: SourceClass) -> str:
-    """Returns the expression of the embeddings to which a head of a model is tied."""
+    """Returns the expression of the embeddings to which the projection of a model is tied."""
     keys = owner.literal("_tied_weights_keys", {})
     targets = [
         target for target in keys.values() if target.endswith(".weight")
@@ -73,7 +73,7 @@ def tied_embeddings(owner: SourceClass) -> str:
 
 
 def _bias_option(owner: SourceClass, name: str) -> ast.expr:
-    """Returns the expression of the option `bias` of a linear layer."""
+    """Returns the value of the argument `bias` of a linear layer."""
     for node in ast.walk(owner.methods["__init__"]):
         if isinstance(node, ast.Assign) and own_attribute(node.targets[0]) == name:
             for inner in calls(node.value):
@@ -83,7 +83,7 @@ def _bias_option(owner: SourceClass, name: str) -> ast.expr:
 
 
 def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """The logits of a head whose kernel may be the embedding matrix."""
+    """Translates the call of a projection that may be tied to the embeddings."""
     name = own_attribute(node.func)
     head = scope.translator.heads_of(scope.own).get(name)
     if head is None:
@@ -105,7 +105,7 @@ def lift_tied_logits(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr
 
 
 def tie(head: TiedHead, item: ast.Assign) -> list[ast.stmt]:
-    """Leaves out the kernel of a projection in the constructor, if it is tied."""
+    """Returns the statements that create a projection, without its kernel if that is tied."""
     if head.has_bias:
         check = f"if config.tie_word_embeddings:\n    self.{head.name}.kernel = nnx.data(None)"
         return [item, statement(check)]

@@ -1,4 +1,4 @@
-"""Writes the output classes of a file that `hfseq.nn.outputs` does not have."""
+"""Defines the output classes of a model file that `hfseq.nn.outputs` does not contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hfseq.cli.port.scope import CALL_LIFTS, Scope, Visitor
 from hfseq.cli.port.source import transformers_folder
 from hfseq.cli.port.syntax import bind, call, dotted, is_none, statement
 
-#: Fields that hfseq never sets: caches are added by the model class, and losses by the objective.
+#: Fields that a port does not set. The model class adds caches, and the objective computes losses.
 _DROPPED_FIELDS = frozenset({"loss", "cache", "past_key_values", "router_logits", "aux_loss"})
 
 
@@ -24,7 +24,7 @@ def _shared_outputs() -> dict[str, ast.ClassDef]:
 
 
 def output_fields(scope: Scope, name: str) -> list[str] | None:
-    """Returns the fields of an output class of Transformers in order, or `None`."""
+    """Returns the fields of an output class in order, or `None` if the class is not known."""
     owner = scope.translator.file.classes.get(name)
     node = owner.node if owner is not None else _shared_outputs().get(name)
     if name == "ModelOutput":
@@ -45,7 +45,7 @@ def output_fields(scope: Scope, name: str) -> list[str] | None:
 
 
 def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Output classes without a counterpart in hfseq: the file defines them."""
+    """Translates output classes that hfseq does not contain. The port defines them."""
     from hfseq.nn import outputs
 
     name = dotted(node.func)
@@ -64,10 +64,10 @@ def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr 
     values: dict[str, ast.expr] = {}
     for word in node.keywords:
         if word.arg is None and not _passes_base_output(word.value, scope):
-            scope.report(node, "an output class with ** arguments")
+            scope.report(node, "a call of an output class with ** arguments")
             return node
     if any(isinstance(value, ast.Starred) for value in node.args):
-        scope.report(node, "an output class with * arguments")
+        scope.report(node, "a call of an output class with * arguments")
         return node
     for field, value in bind(node, fields).items():
         if field not in _DROPPED_FIELDS and not is_none(value):
@@ -93,12 +93,12 @@ def lift_own_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr 
 
 
 def _passes_base_output(value: ast.expr, scope: Scope) -> bool:
-    """Returns whether `**` passes on the output of a submodule."""
+    """Returns whether the value of a `**` argument is the output of a submodule."""
     return bool(scope.outputs) and dotted(value) == scope.outputs
 
 
 def _define(scope: Scope, name: str, fields: list[str]) -> None:
-    """Adds the definition of an output class to the file."""
+    """Adds the definition of an output class to the port."""
     lines = "\n".join(f"    {field}: Any = None" for field in fields)
     text = f"@dataclasses.dataclass\nclass Flax{name}(out.FlaxModelOutput):\n{lines}"
     scope.translator.constants.setdefault(f"Flax{name}", statement(text))

@@ -1,4 +1,4 @@
-"""Lifts of vision models: stochastic depth in all forms."""
+"""Translates the stochastic depth of vision models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hfseq.cli.port.syntax import call, expression
 
 @class_lift
 def lift_inline_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
-    """Stochastic depth whose computation is written in its `forward`."""
+    """Translates a class whose `forward` computes stochastic depth itself to `nn.DropPath`."""
     if owner.forward is None or not owner.name.endswith(("DropPath", "StochasticDepth")):
         return None
     text = ast.unparse(owner.forward)

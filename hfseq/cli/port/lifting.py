@@ -1,8 +1,8 @@
-"""Lifts whole classes and statements that model files share to their counterparts in `hfseq.nn`.
+"""Replaces common classes, statements and calls of model files with code that uses `hfseq.nn`.
 
-A lift is a function with the decorator `statement_lift`, `call_lift` or `class_lift`. It gets a
-part of the PyTorch model, and returns its translation, or `None` if it does not know the part. A
-lift applies only to forms that it knows exactly. Everything else is translated operator by
+Each replacement is a lift, which is a function with the decorator `class_lift`, `statement_lift` or
+`call_lift`. A lift gets a piece of PyTorch code. It returns the translation, or `None` if the code
+is not exactly of the form that the lift supports. All other code is translated operator by
 operator.
 """
 
@@ -62,7 +62,10 @@ def _call_with_keys(function: ast.expr, args: list[ast.expr], _: dict[str, ast.e
 
 @class_lift
 def lift_rms_norm(translator: object, owner: SourceClass) -> Substitute | None:
-    """RMSNorm with a scale, or with a scale that is stored minus one (Gemma)."""
+    """Translates an RMSNorm class to `nn.RMSNorm`.
+
+    The class may store the scale minus one, as in Gemma. Then 1 is passed as `offset`.
+    """
     if set(owner.methods) - {"__init__", "forward", "extra_repr", "_norm"} or owner.parent:
         return None
     constructor = owner.methods.get("__init__")
@@ -110,7 +113,7 @@ def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
 
 @class_lift
 def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
-    """Stochastic depth."""
+    """Translates a class that calls `drop_path` (stochastic depth) to `nn.DropPath`."""
     if not owner.name.endswith(("DropPath", "StochasticDepth")) or owner.forward is None:
         return None
     if "drop_path(" not in _body_text(owner.forward):
@@ -125,7 +128,11 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
 @class_lift
 def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
-    """Rotary position embeddings, or one for each type of layers."""
+    """Translates a class of rotary position embeddings to `nn.Rotary`.
+
+    If the class computes the embeddings of several layer types, the result is a dictionary with one
+    `nn.Rotary` for each layer type.
+    """
     if rotary_kind(owner) is None:
         return None
     default = owner.methods["compute_default_rope_parameters"]
@@ -163,7 +170,7 @@ def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
 
 @statement_lift
 def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The rotary embeddings of all types of layers."""
+    """Replaces the loop that computes the rotary embeddings of each layer type."""
     pattern = (
         r"for (\w+) in .*layer_types\)?:\s+(\w+)\[\1\] = "
         r"self\.(\w+)\(\w+, (?:position_ids=)?(\w+), (?:layer_type=)?\1\)"
@@ -184,7 +191,13 @@ def lift_rotary_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
 
 
 def rotary_kind(owner: SourceClass) -> str | None:
-    """Returns "split" or "interleaved" for a class of rotary embeddings, or `None`."""
+    """Returns how a class of rotary embeddings arranges the angles of a pair of features.
+
+    Returns:
+        "split" if the angles are in both halves of the features, "interleaved" if they are at
+        adjacent features, "complex" if the class returns complex numbers. `None` if the class is
+        not a supported class of rotary embeddings.
+    """
     if "compute_default_rope_parameters" not in owner.methods or owner.forward is None:
         return None
     text = _body_text(owner.forward)
@@ -202,10 +215,10 @@ def rotary_kind(owner: SourceClass) -> str | None:
 
 
 def _text_rotary_kind(owner: SourceClass) -> str | None:
-    """Returns the kind of a rotary embedding with temporal and spatial positions.
+    """Returns the result of `rotary_kind` for embeddings with temporal and spatial positions.
 
-    The three positions of a text token are equal, so the sections of the frequencies have no
-    effect.
+    Such embeddings divide the frequencies into sections that use different positions. A port gets
+    only text, and the three positions of a text token are equal, so the sections have no effect.
     """
     body = _body_text(owner.methods.get("recomposition_frequencies"))
     if "mrope_section" not in body:
@@ -216,7 +229,12 @@ def _text_rotary_kind(owner: SourceClass) -> str | None:
 
 
 def rotation_kind(scope: Scope) -> str | None:
-    """Returns which features `apply_rotary_pos_emb` pairs, "split" or "interleaved", or `None`."""
+    """Returns which features `apply_rotary_pos_emb` rotates together.
+
+    Returns:
+        "split" for feature `i` of each half, "reversed" for the same pairs with the opposite
+        direction, "interleaved" for adjacent features, or `None` for any other rotation.
+    """
     functions = scope.translator.file.functions
     apply = functions.get("apply_rotary_pos_emb")
     names = set(re.findall(r"\b(rotate_\w+)\(", _body_text(apply)))
@@ -237,7 +255,10 @@ def rotation_kind(scope: Scope) -> str | None:
 
 
 def remove_layerdrop(function: ast.FunctionDef) -> None:
-    """Removes random skips of layers in training. The port refuses to train with them."""
+    """Removes the code that skips random layers in training (LayerDrop).
+
+    Instead, the port raises an error in training if the rate in the configuration is not 0.
+    """
 
     class Remove(ast.NodeTransformer):
         rates: list[str] = []
@@ -282,7 +303,10 @@ _CACHE = re.compile(r"^(curr_)?(cache|past_key_values?|layer_past)$")
 
 
 def mark_cache_updates(function: ast.FunctionDef) -> None:
-    """Replaces updates of the cache by `k, v = extend_cache(k, v)`, before branches are folded."""
+    """Replaces updates of the cache with `key, value = extend_cache(key, value)`.
+
+    This happens before folding, which removes the code that uses the cache argument.
+    """
 
     class Mark(ast.NodeTransformer):
         def visit_If(self, node: ast.If) -> ast.If | list[ast.Assign]:
@@ -323,13 +347,14 @@ _UPDATE = re.compile(
 
 
 def extends_cache(owner: SourceClass) -> bool:
-    """Returns whether a class with its own softmax caches keys and values of past tokens."""
+    """Returns whether a class caches keys and values, and computes the softmax itself."""
     if owner.forward is None or owner.kind != "module" or owner.file.encoder_only:
         return False
     if "attention_mask" not in parameters(owner.forward) or may_attend_across(owner):
         return False
     found = _UPDATE.findall(_body_text(owner.forward))
-    # Rows of a mask that are counted from the last key are other rows if the cache is not full.
+    # Such a mask takes its rows relative to the last key. If the cache is not full, the last key is
+    # not the current token, so these rows would be wrong.
     if re.search(r"\[(:, )*(\w+) - \w+:\2, :\2\]", owner.text):
         return False
     uses_masks = re.search(r"\bcreate_causal_mask\(", owner.file.text) is not None
@@ -338,7 +363,10 @@ def extends_cache(owner: SourceClass) -> bool:
 
 @statement_lift
 def lift_cache_update(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The update of the cache by a class with its own softmax, which adds a mask to the scores."""
+    """Translates the cache update of a class that computes the softmax itself.
+
+    Such a class adds a mask to the scores, so the mask is translated too.
+    """
     if not isinstance(item, ast.Assign) or not isinstance(item.value, ast.Call):
         return None
     if dotted(item.value.func) != "extend_cache" or not extends_cache(scope.own):
@@ -360,9 +388,9 @@ _ACROSS = ("key_value_states", "encoder_hidden_states")
 
 
 def unpassed_states(owner: SourceClass) -> list[str]:
-    """Returns the arguments of an attention class for cross-attention that its file never uses.
+    """Returns the cross-attention arguments of an attention class that are always `None`.
 
-    They are either arguments that the port does not support, or no call in the file passes them.
+    Either the port does not support the argument, or no call in the model file passes it.
     """
     arguments = [name for name in parameters(owner.forward) if name in _ACROSS]  # type: ignore[arg-type]
     methods = [m for other in owner.file.classes.values() for m in other.methods.values()]
@@ -418,7 +446,7 @@ def heads_last_variables(body: list[ast.stmt]) -> bool:
         if re.search(rf"\b{name}[^\n]*dim=(1|2|-2|-3)\b", projection_text):
             return False
         if re.search(rf"\b{name} [*+] (?!self\.\w+$)\w+\(", projection_text, re.MULTILINE):
-            return False  # arithmetic with an array of another function
+            return False  # arithmetic with the result of another function
     return "transpose(2, 3)" not in projection_text and "expand(" not in projection_text
 
 
@@ -433,7 +461,7 @@ class _DropTransposes(ast.NodeTransformer):
 
 
 def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
-    """Translates the statements of an attention class that concern rotation, cache and softmax."""
+    """Translates the rotations, the cache update and the softmax of an attention class."""
     rotates_itself = "apply_rotary" in _body_text(scope.own.forward) and not _has_rotary(scope)
     keeps_layout = heads_last_variables(body) and not rotates_itself
     keeps_layout = keeps_layout and not _calls_transposing_method(scope, body)
@@ -446,7 +474,7 @@ def lift_attention_body(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def lift_rotations(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
-    """Translates rotations in a class with its own softmax."""
+    """Translates the rotations of a class that computes the softmax itself."""
     lines: list[ast.stmt] = []
     for item in body:
         if isinstance(item, ast.If):
@@ -462,7 +490,7 @@ def lift_rotations(scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _calls_transposing_method(scope: Scope, body: list[ast.stmt]) -> bool:
-    """Returns whether another method of the class moves the heads before the tokens."""
+    """Returns whether the statements call a method that moves the head axis before the tokens."""
     text = "\n".join(ast.unparse(item) for item in body)
     return any(
         f"self.{name}(" in text and ".transpose(1, 2)" in ast.unparse(method)
@@ -511,7 +539,7 @@ def _attention_statement(scope: Scope, item: ast.stmt, keeps: bool) -> list[ast.
 
 
 def _has_rotary(scope: Scope) -> bool:
-    """Returns whether a class of rotary embeddings of the file becomes `nn.Rotary`."""
+    """Returns whether `nn.Rotary` replaces a class of the file."""
     return any(rotary_kind(owner) for owner in scope.translator.file.classes.values())
 
 
@@ -522,8 +550,8 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
     kind_name, angles = rotation_kind(scope), [ast.unparse(v) for v in node.args[count : count + 2]]
     words = {word.arg for word in node.keywords} - {"unsqueeze_dim"}
     if dotted(node.func) == "apply_rotary_pos_emb_interleave":
-        # It also reorders the features, in the same way for queries and keys, which has no effect
-        # on their products.
+        # This function also reorders the features. Queries and keys are reordered in the same way,
+        # so their products do not change.
         function = _body_text(scope.translator.file.functions.get(dotted(node.func)))
         reorders = ".view(b, h, s, d // 2, 2).transpose(4, 3)" in function or all(
             part in function
@@ -542,7 +570,7 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
         or words
         or count > 2
     ):
-        scope.report(item, "a rotation in a form that is not known")
+        scope.report(item, "rotary embeddings in an unsupported form")
         return [item]
     dimension = keyword(node, "unsqueeze_dim")
     heads_last = keeps or dimension is not None and ast.unparse(dimension) == "2"
@@ -560,14 +588,14 @@ def _rotate(scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
 def _rotate_complex(
     scope: Scope, item: ast.Assign, targets: list[ast.expr], keeps: bool
 ) -> list[ast.stmt]:
-    """Rotation by the product of complex numbers, whose parts are adjacent features."""
+    """Translates a rotation that multiplies complex numbers made of adjacent features."""
     node = item.value
     assert isinstance(node, ast.Call)
     function = _body_text(scope.translator.file.functions.get("apply_rotary_emb"))
     is_complex = function.count(".shape[:-1], -1, 2)") == 2 == function.count("view_as_complex(")
     heads_last = "freqs_cis[:, :, None, :]" in function
     if not is_complex or not (heads_last or "freqs_cis.unsqueeze(1)" in function):
-        scope.report(item, "a rotation in a form that is not known")
+        scope.report(item, "rotary embeddings in an unsupported form")
         return [item]
     angles = ast.unparse(node.args[2]).split(".to(")[0]
     lines: list[ast.stmt] = []
@@ -597,7 +625,7 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     unknown = {word.arg for word in node.keywords if word.arg} - _KNOWN_WORDS
     present = {n for n in unknown if not is_none(keyword(node, n))} - _IGNORED_WORDS
     if present:
-        scope.report(item, f"attention with {', '.join(sorted(present))}")
+        scope.report(item, f"attention with the unsupported argument {', '.join(sorted(present))}")
     position_bias = keyword(node, "position_bias")
     if position_bias is not None and not is_none(position_bias):
         words["bias"] = position_bias
@@ -652,7 +680,7 @@ def pads_values(owner: SourceClass) -> bool:
     return "self.v_head_dim" in owner.text and "self.qk_head_dim" in owner.text
 
 
-#: Arguments of the attention function that only other implementations of PyTorch read.
+#: Arguments that eager attention ignores. Only PyTorch's other attention implementations read them.
 _IGNORED_WORDS = {
     "deterministic",
     "output_attentions",
@@ -676,7 +704,7 @@ MASK_FUNCTIONS = {
 
 @statement_lift
 def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """Positions that count from 0, which start again in each packed document."""
+    """Replaces default position IDs with positions that start at 0 in each packed document."""
     if not isinstance(item, ast.If) or not scope.is_model:
         return None
     text = ast.unparse(item)
@@ -700,7 +728,7 @@ def lift_default_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | Non
 
 @statement_lift
 def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The choice between positions of text and of images. Ports of text models get the former."""
+    """Replaces the choice between text and image positions with the text positions."""
     if not isinstance(item, ast.If) or "text_position_ids" not in ast.unparse(item):
         return None
     if not re.match(
@@ -712,7 +740,7 @@ def lift_text_positions(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
 
 @statement_lift
 def lift_default_token_types(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """Token types that are 0 unless they are passed."""
+    """Replaces default token type IDs with zeros."""
     if not isinstance(item, ast.If) or ast.unparse(item.test) != "token_type_ids is None":
         return None
     function = scope.own.methods[scope.method]
@@ -725,7 +753,7 @@ def lift_default_token_types(scope: Scope, item: ast.stmt) -> list[ast.stmt] | N
 
 @statement_lift
 def lift_mask_arguments(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """The dictionary of arguments that several masks share."""
+    """Records and removes a dictionary of arguments that is passed to several mask functions."""
     if isinstance(item, ast.Assign) and isinstance(item.value, ast.Dict):
         if re.fullmatch(r"\w*mask_kwargs", dotted(item.targets[0])):
             masks = [
@@ -736,14 +764,17 @@ def lift_mask_arguments(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
             scope.translator.mask_arguments[dotted(item.targets[0])] = masks[0] if masks else None
             odd = [ast.unparse(n) for n in item.value.keys if n and "function" in ast.unparse(n)]
             if odd:
-                scope.report(item, f"a mask with {', '.join(odd)}")
+                scope.report(item, f"a mask with the unsupported argument {', '.join(odd)}")
             return []
     return None
 
 
 @statement_lift
 def lift_mask_choice(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """`mask_function = a if config.sliding_window is None else b` and the call of it."""
+    """Translates the choice of a mask function by the configuration, and the call of the function.
+
+    The choice has the form `mask_function = a if config.sliding_window is None else b`.
+    """
     if not isinstance(item, ast.Assign):
         return None
     target, value = dotted(item.targets[0]), item.value
@@ -766,13 +797,13 @@ def lift_mask_choice(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
 
 
 def sliding_window(scope: Scope) -> str:
-    """Returns the expression of the attention window in the configuration."""
+    """Returns the expression that reads the attention window from the configuration."""
     return "config.sliding_window"
 
 
 @call_lift
 def lift_hidden_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """`create_causal_mask(...).to(torch.bool)`, which is true where a key is hidden."""
+    """Translates `create_causal_mask(...).to(torch.bool)`, which is true where a key is masked."""
     function = node.func
     if not (isinstance(function, ast.Attribute) and function.attr == "to"):
         return None
@@ -787,7 +818,7 @@ def lift_hidden_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr
 
 @call_lift
 def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Functions that build attention masks."""
+    """Replaces calls of Transformers' mask functions with calls of `nn.visible`."""
     name = scope.masks.get(dotted(node.func)) or dotted(node.func)
     kind_name = MASK_FUNCTIONS.get(scope.translator.file.imported.get(name, ""))
     if kind_name is None:
@@ -803,7 +834,7 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         and dotted(packed.func) == "packed_sequence_mask_function"
         and name == "create_bidirectional_mask"
         and is_none(values.get("attention_mask", ast.Constant(None)))
-    ):  # tokens with the same number see each other
+    ):  # tokens with the same sequence number attend to each other
         return call("nn.visible", "None", visitor.visit(packed.args[0]))
     for odd in (
         "or_mask_function",
@@ -812,7 +843,7 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
         "encoder_hidden_states",
     ):
         if odd in values and not is_none(values[odd]):
-            scope.report(node, f"a mask with {odd}")
+            scope.report(node, f"a mask with the unsupported argument {odd}")
     mask = values.get("attention_mask")
     for word in node.keywords:
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
@@ -828,12 +859,12 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
             and "causal" in name
         ):
             return call("nn.visible", text, "segment_ids")
-        if name == "create_bidirectional_mask":  # added to the scores by the file's own attention
+        if name == "create_bidirectional_mask":  # the classes of the file add it to the scores
             return call("F.additive_mask", call("nn.attention_mask", text, "segment_ids"))
-        scope.report(node, "a mask for attention that does not use the attention interface")
+        scope.report(node, "a mask for attention code that does not call attention_interface")
         return node
     if "window" not in kind_name:
-        # Attention with a cache is causal by itself.
+        # Attention with a cache is causal without the mask.
         is_causal = "causal" in name and not _has_cached_attention(scope)
         return call("nn.visible", text, "segment_ids", **({"causal": "True"} if is_causal else {}))
     scope.ported.attributes["window"] = window_expression(scope, "causal" in kind_name)
@@ -846,7 +877,7 @@ def _has_cached_attention(scope: Scope) -> bool:
 
 
 def window_expression(scope: Scope, causal: bool) -> str:
-    """Returns the attention window, from the field of the configuration that contains it."""
+    """Returns the expression for the argument `window` of `nn.visible`."""
     field = sliding_window(scope)
     if not causal:
         return f"({field}, {field})"
@@ -855,7 +886,7 @@ def window_expression(scope: Scope, causal: bool) -> str:
 
 @statement_lift
 def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """`for layer in self.layers: x = layer(x, ...)` becomes `nn.run_layers`."""
+    """Replaces `for layer in self.layers: x = layer(x, ...)` with `nn.run_layers`."""
     loop = layer_loop(scope.own, item)
     if loop is None or loop.layer not in scope.translator.scanned:
         return None
@@ -879,10 +910,10 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     used = {n.id for v in words.values() for n in ast.walk(v) if isinstance(n, ast.Name)}
     varies = index in used or loop.variable in used
     if varies and layer not in scope.translator.unrolled:
-        scope.report(item, "a loop over layers whose arguments depend on the number of the layer")
+        scope.report(item, "a loop over layers whose arguments depend on the index of the layer")
     first = values.get(ported.arguments[0]) if ported.arguments else None
     if first is None or ast.unparse(first) != state:
-        scope.report(item, "a loop over layers in a form that is not known")
+        scope.report(item, "a loop over layers in an unsupported form")
     scope.runs_layers = True
     if layer in scope.translator.unrolled:
         return _unrolled_loop(scope, loop, words)
@@ -903,7 +934,7 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
 
 
 def _unrolled_loop(scope: Scope, loop: LayerLoop, words: dict[str, ast.expr]) -> list[ast.stmt]:
-    """A loop whose layers get different arguments, which `nn.run_layers` does not support."""
+    """Returns a Python loop over layers, because `nn.run_layers` passes equal arguments to all."""
     state, index = loop.state, loop.index or "number"
     words = {name: replace(value, {loop.variable: "layer"}) for name, value in words.items()}  # type: ignore[misc]
     node = call(
@@ -928,7 +959,16 @@ def _unrolled_loop(scope: Scope, loop: LayerLoop, words: dict[str, ast.expr]) ->
 
 
 class LayerLoop:
-    """A loop over a list of layers, see `layer_loop`."""
+    """A loop over a list of layers that `layer_loop` recognizes.
+
+    Args:
+        name: The attribute that holds the list.
+        layer: The class of the layers.
+        node: The call of a layer.
+        state: The variable that is passed through the layers.
+        index: The variable with the index of the layer, or an empty string.
+        variable: The variable with the layer.
+    """
 
     def __init__(
         self,
@@ -947,8 +987,11 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
     """Recognizes a loop that passes one variable through the layers of a list.
 
     Args:
-        owner: The class.
+        owner: The class that contains the statement.
         item: A statement of `forward`.
+
+    Returns:
+        The loop, or `None` if the statement is not such a loop.
     """
     if not isinstance(item, ast.For) or item.orelse:
         return None
@@ -1000,7 +1043,7 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
 
 @call_lift
 def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Functions of hfseq and JAX that other lifts have inserted."""
+    """Keeps calls of hfseq and JAX that other lifts have inserted, and translates the arguments."""
     name = dotted(node.func)
     if not re.fullmatch(
         r"(F\.additive_mask|nn\.[a-z]\w*|jnp\.\w+|jax(\.\w+)+|out\.\w+|extend_cache)", name
@@ -1013,7 +1056,7 @@ def lift_own_functions(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
 
 @call_lift
 def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Dropout layers and functions."""
+    """Translates calls of dropout layers and functions."""
     name = dotted(node.func)
     if re.fullmatch(r"(torch\.)?(nn\.functional|F)\.dropout|torch\.dropout", name):
         x, rate = node.args[0], argument(node, 1, "p") or expression("0.5")
@@ -1029,7 +1072,7 @@ def lift_dropout(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | N
 
 @call_lift
 def lift_part_call(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Calls of submodules: only the arguments that the translated submodule reads remain."""
+    """Translates a call of a submodule, without arguments that the translated submodule ignores."""
     name = own_attribute(node.func)
     part: SourceClass | str | None = scope.own.parts.get(name) if name else None
     if part == "nn.Linear" and name in ("lm_head", "embed_out") and scope.is_model:
@@ -1131,7 +1174,7 @@ _DROPPED_FIELDS = {
 
 @call_lift
 def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Output classes."""
+    """Translates output classes that `hfseq.nn.outputs` contains."""
     from hfseq.nn import outputs
 
     name = dotted(node.func)
@@ -1143,7 +1186,7 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         scope.report(node, f"the output class {name} has no counterpart in hfseq.nn.outputs")
         return node
     if any(word.arg is None for word in node.keywords):
-        scope.report(node, "an output class with ** arguments")
+        scope.report(node, "a call of an output class with ** arguments")
         return node
     fields = bind(node, ["last_hidden_state", "pooler_output"] if "Base" in name else ["logits"])
     words: dict[str, ast.expr | str] = {}
@@ -1173,7 +1216,7 @@ def add_collected(scope: Scope, words: dict[str, ast.expr | str]) -> None:
 
 @call_lift
 def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None:
-    """Helper functions of Transformers that hfseq does not need."""
+    """Replaces calls of helper functions of Transformers that a port does not need."""
     name = dotted(node.func)
     if name == "slice_logits_to_keep":
         return visitor.visit(node.args[0])
@@ -1184,7 +1227,7 @@ def lift_small_helpers(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.ex
 
 @statement_lift
 def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
-    """Noise that PyTorch adds in training only. The port refuses to train with it."""
+    """Removes noise that PyTorch adds only in training. The port raises an error in training."""
     if (
         not isinstance(item, ast.If)
         or item.orelse

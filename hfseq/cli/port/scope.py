@@ -1,4 +1,7 @@
-"""What the lifts know about the class and the method that they translate."""
+"""Describes the class and the method that are being translated, and registers lifts.
+
+A lift replaces a common piece of PyTorch code as a whole, see `hfseq.cli.port.lifting`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from typing import Any, Protocol
 
 from hfseq.cli.port.source import SourceClass
 
-#: The `hfseq.cli.port.translation.Translator`, whose module imports this one.
+#: Stands for `hfseq.cli.port.translation.Translator`, which cannot be imported here because its
+#: module imports this one.
 Translator = Any
 
-#: Names that translated methods may read without defining them. A method that reads one gets it as
-#: an argument, and its callers pass it on.
+#: Names that translated methods may read without defining them, with their default values. A method
+#: that reads such a name gets it as an argument, and all callers of the method pass it on.
 IMPLICIT_ARGUMENTS = {
     "tied_embeddings": "None",
     "segment_ids": "None",
@@ -30,7 +34,7 @@ class Marker:
     """A statement without a translation.
 
     Attributes:
-        reason: Why there is none.
+        reason: Why the statement has no translation.
         path: The path of Transformers' file.
         line: The line of the statement.
         source: The text of the statement.
@@ -49,13 +53,15 @@ class PortedClass:
     Attributes:
         source: The class of Transformers.
         name: The name of the translated class.
-        node: The translated class.
-        arguments: The arguments of the call, without `self`.
+        node: The definition of the translated class, as soon as it exists.
+        arguments: The arguments of `__call__`, without `self`.
+        methods: The arguments of each other method, without `self`.
         constructor_arguments: The arguments of the constructor, without `self` and `rngs`.
-        attributes: Configuration fields that methods read as attributes of the module.
+        attributes: Attributes that the constructor must assign because methods read them, with the
+            expressions of their values.
         properties: Properties that compute buffers.
-        takes_rngs: Whether the constructor takes random keys.
-        rngs_position: The number of arguments of the constructor before the random keys.
+        takes_rngs: Whether the constructor takes `rngs`.
+        rngs_position: The number of arguments of the constructor before `rngs`.
     """
 
     source: SourceClass
@@ -82,19 +88,20 @@ class PortedClass:
 
 @dataclasses.dataclass(eq=False)
 class Scope:
-    """The method that is translated.
+    """The method that is being translated.
 
     Attributes:
         translator: The translator of the file.
-        own: The class.
-        ported: The translated class.
+        own: The class in the model file that contains the method.
+        ported: The translation of that class.
         method: The name of the method.
         report: Records that a node has no translation.
         outputs: Name of the variable with the output of the base model or encoder, if any.
         runs_layers: Whether the method runs layers with `nn.run_layers`.
         ties_last: Whether the last element of `hidden_states` is `last_hidden_state`.
-        masks: The functions that variables stand for and that build masks. `""` stands for causal
-            attention with the window of the configuration, if any.
+        masks: Local variables that hold a function that creates masks, with the name of the
+            function. The name `""` means that the configuration chooses between full causal
+            attention and a sliding window.
     """
 
     translator: Translator
@@ -114,16 +121,16 @@ class Scope:
 
 
 class Visitor(Protocol):
-    """Translates expressions, see `hfseq.cli.port.expressions.Expressions`."""
+    """Translates expressions, as `hfseq.cli.port.expressions.Expressions` does."""
 
     def visit(self, node: ast.AST) -> Any:
         """Translates a statement or an expression."""
 
     def construct(self, node: ast.Call) -> ast.expr | None:
-        """Translates the constructor of a layer."""
+        """Translates a call that creates a layer."""
 
     def enter(self, function: ast.FunctionDef) -> None:
-        """Begins a function."""
+        """Begins the translation of a function."""
 
 
 #: Translates a statement before its expressions are translated. `None` means that the lift does not
@@ -135,18 +142,20 @@ CallLift = Callable[[Scope, Visitor, ast.Call], ast.expr | None]
 
 @dataclasses.dataclass(frozen=True)
 class Substitute:
-    """A counterpart of `hfseq.nn` that replaces a whole class.
+    """Describes how a module of `hfseq.nn` replaces a whole class.
 
     Attributes:
-        construct: Builds the call of the constructor from the call in PyTorch.
-        call: Builds a call of the module from the call in PyTorch, with translated arguments.
+        construct: Returns the call that creates the module, from the call that creates the PyTorch
+            module.
+        call: Returns the call of the module, from the function and the translated arguments of the
+            call of the PyTorch module.
     """
 
     construct: Callable[[Scope, ast.Call], ast.expr]
     call: Callable[[ast.expr, list[ast.expr], dict[str, ast.expr]], ast.expr]
 
 
-#: Returns the substitute of a class, or `None`.
+#: Returns the `Substitute` for a class, or `None` if the lift does not apply.
 ClassLift = Callable[["Translator", SourceClass], Substitute | None]
 
 STATEMENT_LIFTS: list[StatementLift] = []
@@ -155,18 +164,18 @@ CLASS_LIFTS: list[ClassLift] = []
 
 
 def statement_lift(function: StatementLift) -> StatementLift:
-    """Registers a lift of statements."""
+    """Registers a lift that translates statements."""
     STATEMENT_LIFTS.append(function)
     return function
 
 
 def call_lift(function: CallLift) -> CallLift:
-    """Registers a lift of calls."""
+    """Registers a lift that translates calls."""
     CALL_LIFTS.append(function)
     return function
 
 
 def class_lift(function: ClassLift) -> ClassLift:
-    """Registers a lift of classes."""
+    """Registers a lift that replaces whole classes."""
     CLASS_LIFTS.append(function)
     return function

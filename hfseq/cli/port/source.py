@@ -1,4 +1,4 @@
-"""Reads a modeling file of Transformers: its classes, their submodules and their kinds."""
+"""Reads the classes of a model file of Transformers, their submodules and their heads."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ def transformers_folder() -> Path:
     """Returns the folder of the installed Transformers, without importing it."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
-        raise UsageError("hfseq port reads the source of Transformers, which is not installed")
+        raise UsageError(
+            "hfseq port reads the source of Transformers, which is not installed: run pip install "
+            "transformers"
+        )
     return Path(spec.origin).parent
 
 
 class SourceClass:
-    """A class of a modeling file.
+    """A class of a model file.
 
     Attributes:
         name: The name of the class.
         short: The name without the prefix that all classes of the file have.
-        bases: The texts of the base classes.
+        bases: The source text of each base class.
         methods: The methods, by name.
         fields: The values of class attributes, by name.
-        parts: The submodules that the constructor creates, by attribute. If an attribute has
-            several classes, it is the first one.
-        alternatives: All classes of an attribute, by attribute.
-        lists: The submodules in module lists, by attribute.
-        stored_buffers: The arrays that files contain and that are not trained.
+        parts: For each attribute that holds a submodule, the class of the submodule. If the
+            constructor can create one of several classes, this is the first one.
+        alternatives: For each attribute that holds a submodule, all classes that it can have.
+        lists: For each attribute that holds a module list, the class of the modules.
+        stored_buffers: The attributes of arrays that checkpoints contain and that are not trained.
     """
 
     def __init__(self, node: ast.ClassDef, file: SourceFile):
@@ -72,16 +75,17 @@ class SourceClass:
 
     @functools.cached_property
     def parent(self) -> SourceClass | None:
-        """The first base class that is a class of the file and not abstract."""
+        """The first base class that the file defines and that is not abstract."""
         classes = (self.file.classes.get(base) for base in self.bases)
         return next((base for base in classes if base and base.kind != "abstract"), None)
 
     @functools.cached_property
     def kind(self) -> str:
-        """What the class is.
+        """The role of the class in the model.
 
-        "abstract" (the base class of all models), "generic" (a head that Transformers defines in
-        `modeling_layers`), "attention", "layer", "model", "module", or "other" (no `forward`).
+        One of "abstract" (the base class of all models), "generic" (a head that Transformers
+        defines in `modeling_layers`), "attention", "layer", "model", "module" (any other class with
+        a method `forward`) and "other" (a class without `forward`).
         """
         if self.name.endswith("PreTrainedModel"):
             return "abstract"
@@ -104,7 +108,7 @@ class SourceClass:
 
     @functools.cached_property
     def assigned(self) -> dict[str, str]:
-        """The text of the value of each attribute that the constructor assigns."""
+        """The source text of the value that the constructor assigns to each attribute."""
         return {
             own_attribute(node.targets[0]): ast.unparse(node.value)
             for node in ast.walk(self.methods.get("__init__", ast.Pass()))
@@ -113,14 +117,14 @@ class SourceClass:
 
     @functools.cached_property
     def frozen(self) -> set[str]:
-        """The embeddings that the constructor excludes from training."""
+        """The attributes of embeddings that the constructor excludes from training."""
         constructor = ast.unparse(self.methods.get("__init__", ast.Pass()))
         names = re.findall(r"self\.(\w+)\.requires_grad_\(False\)", constructor)
         return {name for name in names if self.parts.get(name) == "nn.Embedding"}
 
     @functools.cached_property
     def optional_parameters(self) -> set[str]:
-        """The parameters that only some configurations have and whose absence no test finds."""
+        """The attributes that are a parameter or `None` and that are never compared with `None`."""
         names: set[str] = set()
         for node in ast.walk(self.methods.get("__init__", ast.Pass())):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
@@ -131,7 +135,7 @@ class SourceClass:
         return names
 
     def keeps_field(self, name: str) -> bool:
-        """Returns whether an attribute, if it exists, is the field of the configuration."""
+        """Returns whether an attribute, if it exists, is the configuration field of that name."""
         field = (f"config.{name}", f"self.config.{name}")
         value = self.assigned.get(name, field[0])
         if value != name:
@@ -151,7 +155,7 @@ class SourceClass:
         return base if is_layer else ""
 
     def literal(self, name: str, default: object) -> object:
-        """Returns the value of a class attribute that is a literal."""
+        """Returns the value of a class attribute, or `default` if the value is not a literal."""
         try:
             return ast.literal_eval(self.fields[name]) if name in self.fields else default
         except ValueError:
@@ -162,7 +166,7 @@ class SourceClass:
         self._find_buffers()
         if self.base_layer:
             self.parts[""] = self.base_layer
-        local: dict[str, SourceClass | str] = {}  # classes that are appended to local lists
+        local: dict[str, SourceClass | str] = {}  # classes of the modules in local lists
         for node in 2 * list(ast.walk(self.methods.get("__init__", ast.Pass()))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "append" and node.args and dotted(node.func.value):
@@ -210,9 +214,9 @@ class SourceClass:
     def _add_appended(
         self, local: dict[str, SourceClass | str], name: str, value: ast.expr
     ) -> None:
-        """Notes the classes that are appended to a local list.
+        """Records the class of the modules that are appended to a local list.
 
-        A list in a list counts as its elements.
+        If a module list is appended, this is the class of the modules in it.
         """
         is_list = isinstance(value, ast.Call) and dotted(value.func).endswith("ModuleList")
         inner = value.args[0] if is_list and value.args else None  # type: ignore[attr-defined]
@@ -226,7 +230,11 @@ class SourceClass:
             local.setdefault(name, part)
 
     def _find_buffers(self) -> None:
-        """Adds the arrays that files contain and that are not trained, as `nn.Buffer`."""
+        """Adds arrays that are not trained to `parts`, as `nn.Buffer`.
+
+        The arrays are those that checkpoints contain, and those that are computed from local
+        variables of the constructor.
+        """
         for node in ast.walk(self.methods.get("__init__", ast.Pass())):
             if isinstance(node, ast.Assign):
                 name, value = own_attribute(node.targets[0]), node.value
@@ -245,7 +253,7 @@ class SourceClass:
             self.alternatives[name] = ["nn.Buffer"]
 
     def _reads_locals(self, value: ast.Call) -> bool:
-        """Returns whether a buffer is computed from variables that only the constructor has."""
+        """Returns whether a buffer is computed from local variables of the constructor."""
         if dotted(value.func).removeprefix("torch.") not in ("nn.Buffer", "self.register_buffer"):
             return False
         constructor = self.methods["__init__"]
@@ -258,7 +266,7 @@ class SourceClass:
         return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(value))
 
     def constructed(self) -> Iterator[SourceClass | str]:
-        """Yields the classes that the constructor creates, under any name."""
+        """Yields the classes of all modules that the constructor creates."""
         if "__init__" in self.methods:
             yield from self._classes(self.methods["__init__"])
 
@@ -268,7 +276,7 @@ class SourceClass:
             self.lists[name] = next(self._classes(value, skip=value), "")
             return
         for part in self._classes(value):
-            if self.parts.get(name) == "nn.Identity":  # the other class has more arguments
+            if self.parts.get(name) == "nn.Identity":  # calls must fit the other class
                 self.parts[name] = part
             self.parts.setdefault(name, part)
             if part not in self.alternatives.setdefault(name, []):
@@ -288,7 +296,7 @@ class SourceClass:
 
 
 def _to_instance_method(method: ast.FunctionDef) -> None:
-    """Turns a class method into a method."""
+    """Turns a class method into an instance method."""
     if [ast.unparse(decorator) for decorator in method.decorator_list] == ["classmethod"]:
         first = method.args.args[0]
         replace(method, {first.arg: expression("self")})
@@ -296,7 +304,7 @@ def _to_instance_method(method: ast.FunctionDef) -> None:
 
 
 def is_stored_buffer(node: ast.Call) -> bool:
-    """Returns whether a call creates an array that files contain and that is not trained."""
+    """Returns whether a call creates an array that checkpoints contain and that is not trained."""
 
     def word(name: str) -> object:
         values = [w.value for w in node.keywords if w.arg == name]
@@ -309,20 +317,21 @@ def is_stored_buffer(node: ast.Call) -> bool:
 
 
 class SourceFile:
-    """A modeling file.
+    """A model file of Transformers.
 
     Attributes:
-        model_type: The name of the folder of the file.
+        model_type: The model type that is ported.
         path: The path of the file.
-        prefix: The prefix that the names of all classes have, such as "Llama".
+        prefix: The prefix of all class names, such as "Llama".
         classes: The classes, by name.
         functions: The functions, by name.
         constants: The values of other variables of the module, by name.
-        imported: The original names of imported names.
+        imported: For each imported name, its name in the module that defines it.
         abstract: The base class of all models of the file.
-        encoder_only: Whether the models are encoders that could also be decoders.
-        tests: The values of options that the port does not support.
-        absent: The arguments that the port does not support.
+        encoder_only: Whether the models can be encoders or decoders. Their ports are encoders.
+        tests: Regular expressions of conditions on options that the port does not support, with
+            their constant values.
+        absent: The arguments that the port does not support, with the value `None`.
     """
 
     def __init__(self, model_type: str):
@@ -342,7 +351,7 @@ class SourceFile:
         if not self.path.is_file():
             raise UsageError(
                 f"Transformers has no model file for the model type '{model_type}': "
-                f"models/{folder}/modeling_{folder}.py does not exist"
+                f"models/{folder}/modeling_{folder}.py does not exist, so it cannot be ported"
             )
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _Choices(tree).visit(tree)
@@ -351,7 +360,8 @@ class SourceFile:
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:
             raise UsageError(
-                f"{self.path.name} defines no class whose name ends in PreTrainedModel"
+                f"{self.path.name} defines no class whose name ends in PreTrainedModel, so its "
+                "models cannot be ported"
             )
         self.task_classes = task_classes(model_type)
         base = self.task_classes.get("Model", "")
@@ -396,7 +406,7 @@ class SourceFile:
 
     @property
     def activations(self) -> dict[str, str]:
-        """The names in Transformers' table of the activation functions that the file imports."""
+        """For each activation function that the file imports, its name in the table `ACT2FN`."""
         return {
             name: original
             for name, (item, original) in self._origins.items()
@@ -422,7 +432,7 @@ class SourceFile:
 
     @property
     def hides_with_booleans(self) -> bool:
-        """Whether the causal mask of the file is true where a key is hidden."""
+        """Whether the file uses a boolean causal mask that is true where a key is masked."""
         return bool(re.search(r"create_causal_mask\([^()]*\)\.to\(torch\.bool\)", self.text))
 
     @property
@@ -431,10 +441,10 @@ class SourceFile:
         return f"transformers/models/{self.path.parent.name}/{self.path.name}"
 
     def import_function(self, name: str) -> bool:
-        """Adds a function to `functions` that the file imports from another one.
+        """Adds a function that the file imports from another file to `functions`.
 
         Returns:
-            Whether there is such a function.
+            Whether `functions` now contains the function.
         """
         if name in self.functions or name not in self._origins:
             return name in self.functions
@@ -451,7 +461,7 @@ class SourceFile:
         return True
 
     def _base_model(self) -> SourceClass | None:
-        """Returns the class of a configuration that no Auto class maps to a base model."""
+        """Returns the base model of a model type that `AutoModel` does not list, or `None`."""
         config_name = model_types()[self.model_type]
         models = [
             owner
@@ -462,9 +472,10 @@ class SourceFile:
         return next(iter(plain or models), None)
 
     def _has_other_config(self, owner: SourceClass) -> bool:
-        """Returns whether a class has the configuration of another model type of the file.
+        """Returns whether a class uses the configuration of another model type of the same folder.
 
-        Such a class is a head of the whole model, and this file is ported for one of its parts.
+        For example, the ported model type can be the text model of an image-text model. The heads
+        of the image-text model are then not heads of the port.
         """
         types = model_types()
         folder = self.path.parent.name
@@ -473,7 +484,7 @@ class SourceFile:
         return any(_mentions(owner, name) for name in others)
 
     def heads(self) -> dict[str, SourceClass]:
-        """Returns the class for each task, such as `Model` and `ForCausalLM`."""
+        """Returns the class of each head, such as `Model` and `ForCausalLM`."""
         heads: dict[str, SourceClass] = {}
         for task, name in sorted(self.task_classes.items(), key=lambda item: _task_rank(item[0])):
             owner = self.classes.get(name)
@@ -498,12 +509,15 @@ class SourceFile:
 
 
 class _Choices(ast.NodeTransformer):
-    """Writes out lookups in tables of layers and of activation functions.
+    """Replaces lookups in dictionaries of layers and activation functions.
 
-    `NORMS[name](size)` becomes `nn.LayerNorm(size) if name == "layer_norm" else {}[name]`, with one
-    condition for each entry. The empty dict raises a KeyError for unknown names, as the table does.
-    `FUNCTIONS[name]` becomes a lookup in Transformers' table by the name of the function there, and
-    `CLASSES[config._attn_implementation]` the class for eager attention.
+    For a dictionary `NORMS` of layers, `NORMS[name](size)` becomes
+    `nn.LayerNorm(size) if name == "layer_norm" else {}[name]`, with one condition for each entry.
+    The empty dictionary raises a KeyError for unknown names, as `NORMS` does.
+
+    For a dictionary `FUNCTIONS` of activation functions, `FUNCTIONS[name]` becomes a lookup in
+    `ACT2FN`. For a dictionary `CLASSES` of attention classes, a lookup by
+    `config._attn_implementation` becomes the class for eager attention.
     """
 
     def __init__(self, tree: ast.Module):
@@ -593,9 +607,9 @@ class _Choices(ast.NodeTransformer):
 
 
 class _OwnGradients(ast.NodeTransformer):
-    """Turns classes with their own backward pass into functions with `jax.custom_vjp`.
+    """Turns subclasses of `torch.autograd.Function` into functions with `jax.custom_vjp`.
 
-    This applies to functions that save their arguments and nothing else for the backward pass.
+    A class is translated only if it saves exactly its arguments for the backward pass.
     """
 
     def __init__(self, tree: ast.Module):
@@ -612,7 +626,7 @@ class _OwnGradients(ast.NodeTransformer):
 
     @staticmethod
     def function(node: ast.ClassDef) -> ast.FunctionDef | None:
-        """Returns the function for a class, or `None` if its form is not known."""
+        """Returns the function that replaces a class, or `None` if its form is not supported."""
         methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
         if set(methods) != {"forward", "backward"}:
             return None
@@ -665,7 +679,7 @@ class _OwnGradients(ast.NodeTransformer):
 
 
 def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
-    """Returns the name of an activation function in Transformers' table, or `None`."""
+    """Returns the name of an activation function in the table `ACT2FN`, or `None`."""
     if isinstance(value, ast.Call) and not value.args and not value.keywords:
         return {
             "nn.ReLU": "relu",
@@ -678,12 +692,12 @@ def _activation_name(value: ast.expr, imported: dict[str, str]) -> str | None:
     return name if name in _ACTIVATIONS else None
 
 
-#: Functions of `transformers.activations` whose names are those in its table.
+#: Names that both the module `transformers.activations` and its table `ACT2FN` contain.
 _ACTIVATIONS = ("gelu_new", "silu", "gelu", "gelu_fast", "quick_gelu")
 
 
 def _name_arguments(constructor: ast.FunctionDef) -> None:
-    """Replaces `*args` of a class that derives from `nn.LayerNorm` by the layer's arguments."""
+    """Replaces the argument `*args` of a constructor with the arguments of `nn.LayerNorm`."""
     if constructor.args.vararg is None or len(constructor.args.args) > 1:
         return
     layer = ast.parse("def f(self, normalized_shape, eps=1e-5): pass").body[0]
@@ -700,7 +714,7 @@ def _name_arguments(constructor: ast.FunctionDef) -> None:
 
 
 def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast.stmt]:
-    """Replaces variables that stand for one class by the class."""
+    """Replaces local variables that hold a class of the file with that class."""
     aliases = {
         dotted(item.targets[0]): item.value
         for item in body
@@ -716,7 +730,7 @@ def _without_aliases(body: list[ast.stmt], classes: Collection[str]) -> list[ast
     return [replace(item, aliases) for item in lines]  # type: ignore[misc]
 
 
-#: Tasks whose classes may have any name.
+#: Tasks whose names are kept even if the name of the class does not end with the task.
 _KNOWN_TASKS = {*TASKS, *FALLBACK_TASKS}
 
 
@@ -731,7 +745,7 @@ def _mentions(owner: SourceClass, config_name: str) -> bool:
 
 
 def _task_rank(task: str) -> int:
-    """Orders tasks. A class that serves several tasks belongs to the first one."""
+    """Returns the sort key of a task. A class with several tasks gets the first one in order."""
     return 0 if task == "Model" else 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
 
 

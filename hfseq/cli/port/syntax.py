@@ -45,7 +45,7 @@ def statement(text: str) -> ast.stmt:
 
 
 def call(function: str | ast.expr, *args: ast.expr | str, **kwargs: ast.expr | str) -> ast.Call:
-    """Builds a call. Arguments are expressions or their texts."""
+    """Builds a call. The function and the arguments are expressions or their source text."""
 
     def node(argument: ast.expr | str) -> ast.expr:
         return expression(argument) if isinstance(argument, str) else argument
@@ -55,7 +55,7 @@ def call(function: str | ast.expr, *args: ast.expr | str, **kwargs: ast.expr | s
 
 
 def assign(target: str | ast.expr, value: ast.expr | str) -> ast.Assign:
-    """Builds an assignment."""
+    """Builds an assignment. The target and the value are expressions or their source text."""
     target = expression(target) if isinstance(target, str) else target
     value = expression(value) if isinstance(value, str) else value
     return ast.Assign([target], value, lineno=0)
@@ -74,7 +74,7 @@ def argument(node: ast.Call, position: int, name: str) -> ast.expr | None:
 
 
 def bind(node: ast.Call, names: Sequence[str]) -> dict[str, ast.expr]:
-    """Returns the arguments of a call by name. `**` arguments are left out.
+    """Returns the arguments of a call by name, without `**` arguments.
 
     Args:
         node: The call.
@@ -95,7 +95,7 @@ def calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def names_read(nodes: Sequence[ast.AST]) -> set[str]:
-    """Returns the names of variables that are read."""
+    """Returns the names of the variables that the nodes read."""
     return {
         inner.id
         for node in nodes
@@ -105,7 +105,7 @@ def names_read(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def names_written(nodes: Sequence[ast.AST]) -> set[str]:
-    """Returns the names of variables that are assigned."""
+    """Returns the names of the variables that the nodes assign."""
     return {
         inner.id
         for node in nodes
@@ -131,10 +131,10 @@ def default_values(function: ast.FunctionDef) -> dict[str, ast.expr]:
 
 
 class Replace(ast.NodeTransformer):
-    """Replaces expressions by the text of other expressions.
+    """Replaces names and attributes with other expressions, where they are read.
 
     Args:
-        texts: The new expression for each dotted name, such as `{"self.width": "config.width"}`.
+        texts: The new expression for each name, such as `{"self.width": "config.width"}`.
     """
 
     def __init__(self, texts: Mapping[str, str | ast.expr]):
@@ -151,5 +151,5 @@ class Replace(ast.NodeTransformer):
 
 
 def replace(node: ast.AST, texts: Mapping[str, str | ast.expr]) -> ast.AST:
-    """Applies `Replace` to a tree."""
+    """Replaces names and attributes in a tree, as described in `Replace`."""
     return Replace(texts).visit(node)

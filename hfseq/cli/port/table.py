@@ -1,14 +1,14 @@
-"""The translation table of `hfseq port`: PyTorch's functions, methods and modules in JAX.
+"""The table by which `hfseq port` translates PyTorch's functions, methods and modules to JAX.
 
-Each `Rule` is a row: names in PyTorch, their parameters, and the expressions that replace a call.
-All of them are Python expressions in text form, so a new row needs no code:
+Each row is a `Rule` with the names in PyTorch, the parameters, and the expressions that replace a
+call. The expressions are written as text, so a new row needs no code:
 
     Rule("torch.cat torch.concat", "tensors, dim=...", "jnp.concatenate(tensors, axis=dim)",
          example="torch.cat((x, y), dim=1)")
 
 `Tensor.name` stands for a method, `F.name` for a function of `torch.nn.functional`, and `nn.name`
-for the constructor of a module. The test of the table evaluates each example in PyTorch, and its
-translation in JAX.
+for a call that creates a module. The test of the table evaluates each example in PyTorch and its
+translation in JAX, and compares the results.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import ast
 import dataclasses
 from collections.abc import Iterator
 
-#: Parameters without a meaning in JAX.
+#: Parameters that have no meaning in JAX, so the translation drops them.
 IGNORED_PARAMETERS = frozenset(
     {
         *("device", "requires_grad", "pin_memory", "memory_format", "non_blocking", "layout"),
         *("copy", "inplace", "sparse_grad", "output_size", "generator", "track_running_stats"),
     }
 )
-#: Other spellings of parameters that PyTorch accepts.
+#: Other names that PyTorch accepts for a parameter, with the names that the rules use.
 SYNONYMS = {
     **{"axis": ("dim", "dims"), "axes": ("dim", "dims"), "keepdims": ("keepdim",)},
     **{"self": ("x",), "input": ("x", "ids"), "ord": ("p",), "src": ("source",)},
     **{"source": ("src",), "split_size_or_sections": ("split_size",), "dim": ("dims",)},
     **{"split_sizes": ("split_size",), "dims": ("dim",), "n": ("k",), "size": ("sizes",)},
 }
-#: PyTorch's data types. 64-bit integers are 32-bit integers, unless JAX is configured otherwise.
+#: PyTorch's data types in JAX. 64-bit types become 32-bit types, which are the default in JAX.
 DTYPES = {
     **{name: "jnp.float32" for name in ("float", "float32", "get_default_dtype()")},
     **{name: "jnp.int32" for name in ("int", "int32", "int64", "long")},
@@ -39,7 +39,7 @@ DTYPES = {
     **{name: f"jnp.{name}" for name in ("bfloat16", "int8", "int16", "uint8", "complex64")},
     **{"double": "jnp.float32", "float64": "jnp.float32", "bool": "bool", "short": "jnp.int16"},
 }
-#: Other attributes of `torch`.
+#: Attributes of `torch` that are not functions or data types.
 CONSTANTS = {
     **{f"torch.{name}": f"jnp.{name}" for name in ("inf", "pi", "nan", "e", "newaxis")},
     **{
@@ -48,14 +48,15 @@ CONSTANTS = {
     },
     "Tensor": "jax.Array",
 }
-#: Methods and functions whose result has a shape, or is a Python number, that depends on values.
+#: Methods and functions whose result depends on the values of an array in a way that JAX cannot
+#: compile: the shape of the result, or a Python number.
 DATA_DEPENDENT = frozenset(
     {
         *("item", "tolist", "nonzero", "unique", "unique_consecutive", "masked_select", "numpy"),
         *("argwhere", "pad_sequence", "equal", "allclose"),
     }
 )
-#: Functions that draw random numbers. A port has no PyTorch generator.
+#: Functions that draw random numbers. A port cannot reproduce PyTorch's random numbers.
 RANDOM = frozenset(
     {
         *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
@@ -71,14 +72,16 @@ class Rule:
 
     Attributes:
         names: Names in PyTorch, separated by spaces.
-        parameters: The parameters, as in a call: `"x, dim, keepdim=..., *sizes"`. The default `...`
-            means that PyTorch and JAX have the same default. The default `ignored` and the name
-            `*ignored` mean that JAX needs no such argument. A method's first parameter is the
-            tensor. If `*sizes` is read as `sizes`, it is the tuple of its arguments.
-        results: Expressions of the parameters. The first one that reads all arguments of a call
-            replaces the call. Keyword arguments that read a missing parameter are left out.
-        example: Calls in PyTorch for the test, separated by semicolons. The test defines `x`, `y`,
-            … The default is one call with `x` for each name.
+        parameters: The parameters, written like the arguments of a call, such as
+            `"x, dim, keepdim=..., *sizes"`. The default `...` means that PyTorch and JAX have the
+            same default. The default `ignored` and the name `*ignored` mean that JAX does not need
+            the argument. The first parameter of a method is the tensor. An expression can use
+            `*sizes` for the separate arguments and `sizes` for a tuple of them.
+        results: Expressions in which the parameters are variables. The first expression that uses
+            all arguments of a call replaces the call. If a call does not pass a parameter, the
+            keyword arguments that use the parameter are left out.
+        example: Calls in PyTorch for the test, separated by ` ; `. They can use the arrays that
+            the test defines, such as `x` and `y`. The default is one call with `x` for each name.
     """
 
     names: str
@@ -93,7 +96,7 @@ class Rule:
         object.__setattr__(self, "example", example)
 
     def examples(self) -> Iterator[str]:
-        """Yields calls in PyTorch."""
+        """Yields calls in PyTorch for the test."""
         if self.example:
             yield from self.example.split(" ; ")
             return
@@ -107,10 +110,11 @@ class Parameter:
     """A parameter of a rule.
 
     Attributes:
-        name: Its name.
-        default: Its default, `None` if it has none, and the constant `...` if it may be left out.
-        is_variadic: Whether it stands for any number of arguments.
-        is_ignored: Whether JAX needs no such argument.
+        name: The name of the parameter.
+        default: The default value. `None` means that the parameter is required, and the constant
+            `...` that PyTorch and JAX have the same default.
+        is_variadic: Whether the parameter takes any number of positional arguments.
+        is_ignored: Whether JAX does not need the argument.
     """
 
     name: str
@@ -137,7 +141,7 @@ def parameters(rule: Rule) -> list[Parameter]:
 
 
 def _both(names: str) -> str:
-    """Returns the names of functions that are methods, too."""
+    """Returns the names of functions of `torch` that are also methods of tensors."""
     return " ".join(f"torch.{name} Tensor.{name}" for name in names.split())
 
 
@@ -1271,7 +1275,7 @@ IMAGES = [
     ),
 ]
 
-#: Helpers of Transformers and of Python's standard library, by the name that a file imports.
+#: Helper functions of Transformers and PyTorch, by the names that model files use.
 HELPERS = [
     Rule("torch_int", "x", "int(x)"),
     Rule("torch_float", "x", "float(x)"),
@@ -1293,7 +1297,8 @@ HELPERS = [
     Rule("torch.promote_types", "x, other", "jnp.promote_types(x, other)"),
 ]
 
-#: Constructors of modules. `init` initializes kernels, and `rngs` are the random keys.
+#: Calls that create modules. In the expressions, `init` is the initializer of kernels, and `rngs`
+#: provides random keys.
 MODULES = [
     Rule(
         "nn.Linear",
@@ -1542,5 +1547,5 @@ GROUPS: dict[str, list[Rule]] = {
 RULES: dict[str, Rule] = {
     name: rule for rules in GROUPS.values() for rule in rules for name in rule.names.split()
 }
-#: Methods whose name ends with an underscore write into their tensor.
+#: Names of the tensor methods in the table, without the underscore of in-place methods.
 METHODS = frozenset(name.removeprefix("Tensor.") for name in RULES if name.startswith("Tensor."))

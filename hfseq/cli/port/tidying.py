@@ -1,4 +1,4 @@
-"""Removes what nothing reads from translated methods and constructors."""
+"""Removes unused variables and attributes from translated methods and constructors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from hfseq.cli.port.syntax import dotted, names_read, own_attribute, replace
 
-#: Attributes of attention classes that hfseq reads.
+#: Attributes of attention classes that hfseq reads, even if no translated method does.
 _KEPT_ATTRIBUTES = {"kv_heads", "head_dim", "cross", "causal"}
 
 
 def tidy_body(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Removes assignments of local variables that nothing reads, and assignments `x = x`."""
+    """Removes assignments to local variables that are never read, and assignments `x = x`."""
     lines = list(body)
     while True:
         read = names_read(lines)
@@ -70,12 +70,15 @@ def _without_dead(body: Sequence[ast.stmt], read: set[str]) -> list[ast.stmt]:
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Returns whether an expression can be removed. Only marked statements cannot."""
+    """Returns whether an unused expression can be removed.
+
+    Markers of untranslated statements and updates of the cache cannot.
+    """
     return "NotTranslated" not in ast.unparse(node) and "extend_cache" not in ast.unparse(node)
 
 
 def unused_names(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Replaces unused elements of tuple targets by `_`."""
+    """Replaces unused variables in tuple assignments with `_`."""
     read = names_read(body)
     for node in _walk(body):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
@@ -94,7 +97,9 @@ def is_plain(value: ast.expr) -> bool:
 def tidy_constructor(
     body: list[ast.stmt], methods: Sequence[ast.AST], read_elsewhere: set[str]
 ) -> list[ast.stmt]:
-    """Removes attributes that no method reads, and inlines those that only the constructor reads.
+    """Removes attributes that no method reads.
+
+    If the constructor reads such an attribute, its value is inlined or stored in a local variable.
 
     Args:
         body: The statements of the constructor.
@@ -141,7 +146,7 @@ def _is_simple(value: ast.expr) -> bool:
 
 
 def _drop_dead_attributes(body: Sequence[ast.AST], read: set[str]) -> list[ast.stmt]:
-    """Removes assignments of plain values to attributes that nothing reads."""
+    """Removes assignments of plain values to attributes that are never read."""
     reads = read | {
         node.attr
         for item in body

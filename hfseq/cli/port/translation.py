@@ -1,9 +1,13 @@
 """Translates a model file of Transformers to a plugin of hfseq.
 
-The translator has three layers. *Lifting* replaces classes and statements that model files share by
-their counterparts in `hfseq.nn`. *Folding* evaluates what hfseq never passes, such as labels and
-caches. The rest is translated operator by operator (`hfseq.cli.port.expressions`). A statement
-without a translation becomes a marker `NotTranslated`, and translation continues.
+The translation has three parts:
+
+- Folding (`hfseq.cli.port.folding`) removes code that hfseq never runs, such as losses and caches.
+- Lifting (`hfseq.cli.port.lifting`) replaces common classes, statements and calls of model files
+  with code that uses `hfseq.nn`.
+- All other code is translated operator by operator (`hfseq.cli.port.expressions`).
+
+A statement without a translation becomes a marker `NotTranslated`, and the translation continues.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ from hfseq.cli.port.syntax import (
 from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
 from hfseq.errors import UsageError, did_you_mean
 
-#: The modules that register lifts.
+#: Modules that register lifts when they are imported.
 LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
 
 
@@ -67,9 +71,10 @@ class Translation:
         text: The text of the plugin file.
         heads: The name of the model class of each head.
         markers: The statements without a translation.
-        unread_fields: Fields of the configuration that PyTorch's file reads and the port does not.
-        lines: The line in Transformers' file of each class, and of each method as `Class.method`.
-        left_out: The reason for each head that was left out.
+        unread_fields: Fields of the configuration that only the PyTorch model reads.
+        lines: The line in Transformers' file for each class and each method of the port. The key of
+            a method is `Class.method`.
+        left_out: For each head that was left out, the reason.
         path: The path of Transformers' file.
     """
 
@@ -88,8 +93,8 @@ def translate(model_type: str, heads: Sequence[str] | None = None) -> Translatio
 
     Args:
         model_type: The model type.
-        heads: The heads to translate. The default are all heads. A head that cannot be translated
-            is left out, unless it is the only one or was named.
+        heads: The heads to translate, in addition to the base model. The default is all heads. A
+            head that cannot be translated is left out, unless `heads` contains it.
 
     Raises:
         UsageError: The model type or a head does not exist.
@@ -98,19 +103,19 @@ def translate(model_type: str, heads: Sequence[str] | None = None) -> Translatio
 
 
 class Translator:
-    """Translates one file.
+    """Translates one model file.
 
     Args:
-        file: The file.
+        file: The model file.
         heads: The requested heads, or `None` for all.
 
     Attributes:
         ports: The translated classes, by name in PyTorch.
-        order: The translated classes, parts before wholes.
-        scanned: Classes of layers that are run by `nn.run_layers`.
-        per_type: For each class of layers, the arguments that are mappings by the type of the
-            layer, and the attribute or configuration field with the type.
-        read_attributes: Attributes that the file reads on other objects than `self`.
+        order: The translated classes. A class comes after the classes of its submodules.
+        scanned: Classes of layers that a loop over layers runs.
+        per_type: For each class of layers, the arguments that are dictionaries with one value per
+            layer type, and the attribute or configuration field that contains the layer type.
+        read_attributes: Attributes that the file reads from objects other than `self`.
     """
 
     def __init__(self, file: SourceFile, heads: Sequence[str] | None = None):
@@ -128,7 +133,8 @@ class Translator:
         self.loop_variables: dict[str, SourceClass | str] = {}
         self.extra_arguments: dict[str, list[str]] = {}
         self.scanned: set[SourceClass] = set()
-        #: Those of them whose arguments depend on the layer, so that a loop runs them.
+        #: The classes in `scanned` whose arguments depend on the layer. A Python loop runs their
+        #: layers, and `nn.run_layers` runs all others.
         self.unrolled: set[SourceClass] = set()
         self.per_type: dict[str, dict[str, str]] = {}
         self.read_attributes: set[str] = set()
@@ -136,9 +142,9 @@ class Translator:
         self._pending: list[tuple[str, int]] = []
         self._line = 0
         self._whole: dict[str, bool] = {}
-        #: Markers of names that nothing defines.
+        #: Markers for names that the port reads and does not define.
         self.missing: list[str] = []
-        #: Further lines of the base model class.
+        #: Additional lines for the body of the base model class.
         self.class_attributes: list[str] = []
         self._tied = lift_heads.tied_heads(file)
         self._scan_file()
@@ -177,7 +183,7 @@ class Translator:
 
     @property
     def heads_generate(self) -> bool:
-        """Whether a head of the file generates text."""
+        """Whether the file has a head that generates text."""
         return "ForCausalLM" in self.file.heads() and not self.file.encoder_only
 
     @functools.cached_property
@@ -195,25 +201,25 @@ class Translator:
         return self.config_class is None or hasattr(self.config_class, name)
 
     def heads_of(self, owner: SourceClass) -> dict[str, lift_heads.TiedHead]:
-        """Returns the tied heads that a class owns, by attribute."""
+        """Returns the projections of a class that may be tied to the embeddings, by attribute."""
         return self._tied.get(owner.name, {})
 
     def substitute(self, owner: SourceClass) -> Substitute | None:
-        """Returns the counterpart of a class in `hfseq.nn`, or `None`."""
+        """Returns how `hfseq.nn` replaces a class, or `None` if the class is translated."""
         if owner.name not in self._substitutes:
             base_calls = (lift(self, owner) for lift in CLASS_LIFTS)
             self._substitutes[owner.name] = next((s for s in base_calls if s is not None), None)
         return self._substitutes[owner.name]
 
     def passes_all(self, scope: Scope, part: SourceClass) -> bool:
-        """Returns whether a head passes all its arguments to the base model unchanged."""
+        """Returns whether a head passes all arguments of `forward` to the base model `part`."""
         is_forward = scope.method == "forward"
         return is_forward and self._whole.get(scope.own.name, False) and part.kind == "model"
 
     # Markers.
 
     def reporter(self, owner: SourceClass) -> Callable[[ast.AST, str], None]:
-        """Returns the function with which lifts report that a node has no translation."""
+        """Returns the function that lifts call with a node that has no translation."""
 
         def report(node: ast.AST, reason: str) -> None:
             self._pending.append((reason, getattr(node, "lineno", 0) or self._line))
@@ -232,7 +238,7 @@ class Translator:
             lines = function()
         except RecursionError:
             raise
-        except Exception as error:  # an unexpected form must not stop the translation
+        except Exception as error:  # unexpected code must not stop the translation
             self._pending.append((f"{type(error).__name__} in the translator: {error}", self._line))
             lines = []
         pending, self._pending = self._pending, outer
@@ -248,7 +254,7 @@ class Translator:
     # Classes.
 
     def port(self, owner: SourceClass) -> PortedClass:
-        """Returns the translation of a class. Its parts are translated first."""
+        """Returns the translation of a class, after translating the classes of its submodules."""
         if owner.name in self.ports:
             return self.ports[owner.name]
         ported = PortedClass(owner, self._class_name(owner))
@@ -302,14 +308,14 @@ class Translator:
         return owner.name if name in used_names else name
 
     def own_method(self, ported: PortedClass, name: str) -> list[str]:
-        """Translates a method that another method calls, and returns its arguments."""
+        """Translates a method that another method calls, and returns the names of its arguments."""
         if name not in ported.methods:
             ported.methods[name] = []
             self._methods[ported.source.name, name] = self._method(ported, name)
         return ported.methods[name]
 
     def expressions(self, scope: Scope, lift: Callable[..., ast.AST | None]) -> Expressions:
-        """Returns the translator of expressions for a method."""
+        """Returns the object that translates the expressions of a method."""
         visitor = Expressions(scope.own.parts, lift, scope.report)
         visitor.frozen = scope.own.frozen
         visitor.optional = scope.own.optional_parameters
@@ -366,7 +372,10 @@ class Translator:
     def _packed_positions(
         self, scope: Scope, names: list[str], lines: list[ast.stmt]
     ) -> list[ast.stmt]:
-        """Lets the positions of packed documents start again, where a submodule counts them."""
+        """Adds position IDs that start again in each packed document.
+
+        They are added only if the submodules of the model compute default positions in a known way.
+        """
         text = "\n".join(ast.unparse(line) for line in lines)
         if "segment_ids" not in names_read(lines) or "positions_in_segments" in text:
             return lines
@@ -378,7 +387,7 @@ class Translator:
             offset = " + self.pad_token_id + 1"
         elif any(_counts_positions(owner) for owner in classes):
             offset = ""
-        else:  # the positions of packed documents are not known
+        else:  # it is not known which positions the documents of a packed row must have
             return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
         check = statement(
             "if position_ids is None and segment_ids is not None:\n"
@@ -404,13 +413,16 @@ class Translator:
         return lines
 
     def _rename_reserved(self, function: ast.FunctionDef) -> None:
-        """Renames variables that would hide a module that ported files import."""
+        """Renames variables that have the name of a module that the port imports."""
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and node.id in ("out", "nnx", "jnp", "jax"):
                 node.id = {"out": "output"}.get(node.id, f"{node.id}_")
 
     def _expand_arguments(self, function: ast.FunctionDef) -> None:
-        """Writes out `f(*args)` after `args = g(x, y)`, if `g` returns its arguments."""
+        """Replaces `args` in `f(*args)` with the arguments of `args = g(x, y)`.
+
+        This requires that `g` returns its arguments unchanged.
+        """
         tuples: dict[str, list[ast.expr]] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
@@ -430,7 +442,7 @@ class Translator:
                 node.args = args
 
     def _passes_arguments_on(self, owner: SourceClass, body: list[ast.stmt]) -> bool:
-        """Returns whether a head uses its inputs only as arguments of the base model."""
+        """Returns whether a head uses its arguments only to call the base model."""
         models = {
             f"self.{name}"
             for name, part in owner.parts.items()
@@ -467,7 +479,7 @@ class Translator:
         )
 
     def _configuration(self, scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Replaces reads of the configuration by attributes of the module."""
+        """Replaces reads of the configuration with reads of attributes of the module."""
         translator = self
 
         class Read(ast.NodeTransformer):
@@ -511,14 +523,21 @@ class Translator:
                 if translator.is_list(value):
                     value = f"tuple({value})"
                 if not scope.own.keeps_field(name):
-                    name = f"config_{name}"  # the attribute has another value
+                    name = f"config_{name}"  # the attribute with that name has another value
                 scope.ported.attributes.setdefault(name, value)
                 return expression(f"self.{name}")
 
         return [Read().visit(item) for item in body]
 
     def joined_weights(self, used: Collection[str]) -> dict[str, Any]:
-        """Returns how files store the parameters of experts."""
+        """Returns the parameters of experts that checkpoint files store as several tensors.
+
+        Args:
+            used: The names of the classes that the port contains.
+
+        Returns:
+            The result of `file_names.joined_weights`.
+        """
         names: set[str] = set()
         for name in used:
             if name in self.file.classes:
@@ -527,7 +546,7 @@ class Translator:
         return file_names.joined_weights(self.file.model_type, base, names)
 
     def renamed_weights(self) -> dict[str, str]:
-        """Returns the names in files where they differ from the names of attributes."""
+        """Returns the parts of parameter names that differ in checkpoint files."""
         names = [owner.name for owner in self.file.heads().values()]
         return file_names.renamed_weights(self.file.model_type, names)
 
@@ -589,7 +608,7 @@ class Translator:
                 self.loop_variables[dotted(name)] = part
 
     def _note_outputs(self, scope: Scope, item: ast.stmt) -> None:
-        """Remembers the variable with the output of a base model or encoder."""
+        """Records the variable that holds the output of a base model or encoder."""
         if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call):
             part = scope.own.parts.get(own_attribute(item.value.func))
             part = part or lifting.nested_part(scope.own, dotted(item.value.func))
@@ -623,7 +642,7 @@ class Translator:
         return _positional(node.func, words, arguments)
 
     def helper_call(self, scope: Scope, visitor: Any, node: ast.Call, name: str) -> ast.expr:
-        """Translates the call of a function of the file."""
+        """Translates the call of a function that the file defines or imports."""
         helper = self._helper(name)
         self.uses.setdefault(scope.own.name, set()).add(name)
         arguments = parameters(helper)
@@ -637,7 +656,7 @@ class Translator:
         return _positional(node.func, words, arguments)
 
     def _helper(self, name: str) -> ast.FunctionDef:
-        """Translates a function of the file."""
+        """Translates a function that the file defines or imports."""
         if name in self.helpers:
             return self.helpers[name]
         function = copy.deepcopy(self.file.functions[name])
@@ -662,7 +681,12 @@ class Translator:
         return translated
 
     def _layer_result(self, scope: Scope, lines: list[ast.stmt]) -> list[ast.stmt]:
-        """A layer returns its hidden states, and the weights of its attention or `None`."""
+        """Makes a layer return its hidden states and its attention weights, or `None` without them.
+
+        Args:
+            scope: The method of the layer.
+            lines: The translated statements of the method.
+        """
         weights = "None"
         for item in lines:
             for node in ast.walk(item):
@@ -690,7 +714,7 @@ class Translator:
     def _function(
         self, scope: Scope, source: ast.FunctionDef, names: list[str], lines: list[ast.stmt]
     ) -> ast.FunctionDef:
-        """Builds the translated function with the arguments that it reads."""
+        """Builds the translated function, whose arguments are those that its statements read."""
         owner, read = scope.own, names_read(lines)
         visitor = self.expressions(scope, lambda *_: None)
         defaults = {
@@ -704,7 +728,7 @@ class Translator:
             public = ("attention_mask", "position_ids")
             arguments = [n for n in names if n not in skipped and (n in read or n in public)]
             if self.heads_generate and "position_ids" not in names:
-                arguments.append("position_ids")  # generation passes it to all decoders
+                arguments.append("position_ids")  # generation passes position IDs to all decoders
         for name in self.extra_arguments.get(owner.name, ()):
             if name not in arguments:
                 arguments.append(name)
@@ -744,12 +768,13 @@ class Translator:
             if name not in heads:
                 head_names = ", ".join(heads)
                 raise UsageError(
-                    f"--heads {name}: '{self.file.model_type}' has no such head"
+                    f"--heads {name}: '{self.file.model_type}' has no head {name}"
                     f"{did_you_mean(name, heads)} (heads of {self.file.path.name}: {head_names})"
                 )
         if base is None:
             raise UsageError(
-                f"{self.file.path.name} defines no base model for '{self.file.model_type}'"
+                f"{self.file.path.name} defines no base model for '{self.file.model_type}', so "
+                "this model type cannot be ported"
             )
         selected_heads = {
             n: o for n, o in heads.items() if n in {"Model", *(self.requested or heads)}
@@ -757,11 +782,15 @@ class Translator:
         left_out: dict[str, str] = {}
         for name, owner in selected_heads.items():
             if self.file.encoder_only and name == "ForCausalLM":
-                left_out[name] = f"the port is an encoder, line {owner.node.lineno}"
+                left_out[name] = (
+                    f"the port supports only the encoder of the file, line {owner.node.lineno}"
+                )
             elif owner.kind != "generic":
                 self.port(owner)
             elif name not in writer.GENERIC_HEADS:
-                left_out[name] = f"no translation of {owner.bases[0]}, line {owner.node.lineno}"
+                left_out[name] = (
+                    f"the base class {owner.bases[0]} has no translation, line {owner.node.lineno}"
+                )
         markers = self._markers_of(base)
         for name, owner in selected_heads.items():
             own = [m for m in self._markers_of(owner) if m not in markers]
@@ -803,9 +832,9 @@ class Translator:
         )
 
     def _missing_names(self, heads: dict[str, SourceClass], text: str) -> dict[str, str]:
-        """Returns a name that nothing defines for each head that alone reads one.
+        """Returns an undefined name for each head that reads one.
 
-        Names that the base model reads do not count.
+        Names that the base model also reads are not considered.
         """
         missing = {
             name
@@ -826,7 +855,7 @@ class Translator:
         return {name: min(names - base) for name, names in found.items() if names - base}
 
     def _undefined(self, name: str) -> Marker:
-        """Returns a marker for a name that the port reads and nothing defines."""
+        """Returns a marker for a name that the port reads and does not define."""
         lines = self.file.path.read_text(encoding="utf-8").split("\n")
         numbers = (n for n, line in enumerate(lines, 1) if re.search(rf"\b{name}\b", line))
         uses = [n for n in numbers if not re.match(r"\s*(from|import|\w+,$)", lines[n - 1])]
@@ -873,7 +902,7 @@ def _inputs_of(part: SourceClass | str) -> list[str]:
 
 
 def _returns_array(part: SourceClass) -> bool:
-    """Returns whether a module returns the result of a layer of PyTorch instead of an output."""
+    """Returns whether a module returns the array of a PyTorch layer, and not an output class."""
     if part.forward is None:
         return False
     values = [node.value for node in ast.walk(part.forward) if isinstance(node, ast.Return)]
@@ -885,7 +914,7 @@ def _returns_array(part: SourceClass) -> bool:
 
 
 def _pass_keys(lines: Sequence[ast.stmt]) -> None:
-    """Passes random keys on to the base model, which gets all other arguments unchanged."""
+    """Adds `rngs=rngs` to the call that passes `*args` and `**kwargs` to the base model."""
     for item in lines:
         for node in ast.walk(item):
             if isinstance(node, ast.Call) and any(isinstance(a, ast.Starred) for a in node.args):
@@ -914,7 +943,12 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _config_class(model_type: str) -> Any:
-    """Returns an example of a configuration, or the class, or `None`."""
+    """Loads the configuration class of a model type.
+
+    Returns:
+        An instance with the default values. If the class has no defaults, the class itself. If the
+        class cannot be imported, `None`.
+    """
     from transformers import CONFIG_MAPPING
 
     try:
@@ -928,7 +962,12 @@ def _config_class(model_type: str) -> Any:
 
 
 def _layer_type(value: ast.expr, loop: lifting.LayerLoop) -> str | None:
-    """Returns where the type of a layer is read that selects an argument of the layer."""
+    """Returns the source of the layer type if an argument is `values[layer_type]`.
+
+    Returns:
+        "layer_types" for the field of the configuration, the name of an attribute of the layer, or
+        `None` if the layer type does not select the argument.
+    """
     if not isinstance(value, ast.Subscript):
         return None
     text = ast.unparse(value.slice)
@@ -939,7 +978,7 @@ def _layer_type(value: ast.expr, loop: lifting.LayerLoop) -> str | None:
 
 
 def _name_weights(node: ast.Assign) -> str:
-    """Gives the attention weights in an assignment a name, and returns it."""
+    """Assigns the attention weights to a variable, and returns the name of the variable."""
     target = node.targets[0]
     if isinstance(node.value, ast.Subscript) and ast.unparse(node.value.slice) == "0":
         node.value = node.value.value
@@ -953,7 +992,7 @@ def _name_weights(node: ast.Assign) -> str:
 
 
 def _positional(function: ast.expr, words: list[ast.keyword], arguments: Sequence[str]) -> ast.expr:
-    """Builds a call whose first arguments are positional as far as none is left out."""
+    """Builds a call. Arguments are positional up to the first one that is left out."""
     args: list[ast.expr] = []
     for word, name in zip(words, arguments, strict=False):
         if word.arg != name or name in IMPLICIT_ARGUMENTS:
@@ -974,7 +1013,7 @@ def _signature(
         if is_model:
             parts.append(name if position == 0 else f"{name}=None")
             continue
-        # Calls leave out a mask that is `None`.
+        # Callers omit a mask that is `None`, so `attention_mask` needs a default.
         has_default = has_default or name in defaults or name == "attention_mask"
         value = ast.unparse(defaults[name]) if name in defaults else "None"
         parts.append(f"{name}={value}" if has_default else name)
@@ -988,7 +1027,7 @@ def _signature(
 
 
 def _located(body: Sequence[ast.stmt]) -> ast.stmt:
-    """Wraps statements in one statement with the line of the first."""
+    """Wraps statements in one statement that has the line number of the first one."""
     item = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
     item.lineno = next((line.lineno for line in body if getattr(line, "lineno", 0)), 0)
     return item

@@ -1,7 +1,7 @@
 """Checks a port with `hfseq.testing.check_architecture` on a tiny configuration.
 
-If the numbers of a head differ from PyTorch's, `hfseq.cli.port.bisection` finds the first module
-that differs. PyTorch is imported here, because the bridge's tiny models need it.
+If the results of a head differ from PyTorch's, `hfseq.cli.port.bisection` finds the first module
+whose results differ. This module needs PyTorch, because the bridge creates the tiny models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hfseq.testing.case import ROWS, ZERO_GRADIENTS, Case, Report
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: The checks whose failure is explained by a comparison of the modules.
+#: If one of these checks fails, the port is compared with PyTorch module by module.
 COMPARISONS = ("shapes", "torch_parity", "torch_loads_it", "cached_decoding", "eager")
 TOLERANCE = 1e-5
 
@@ -40,9 +40,9 @@ class HeadResult:
 
     Attributes:
         head: The task, such as "ForCausalLM".
-        report: The report of the checks.
-        difference: The first module that differs, if numbers differ.
-        inputs: The inputs of the head that the battery does not create itself.
+        report: The report of `hfseq.testing.run_checks`.
+        difference: The first difference between the modules, if a comparison found one.
+        inputs: The inputs of the head that `run_checks` cannot create itself.
     """
 
     head: str
@@ -79,7 +79,7 @@ def _indented(text: str, columns: int = 2) -> str:
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """Returns a small configuration of a model type for the battery.
+    """Returns a small configuration of a model type for `hfseq.testing.run_checks`.
 
     Raises:
         UsageError: The configuration cannot be made tiny.
@@ -93,15 +93,15 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     except Exception as error:
         raise UsageError(
             f"the configuration of {model_type} cannot be made tiny, so the port cannot be "
-            f"compared with PyTorch: {one_line(error)}. Call hfseq.testing.check_architecture "
-            "with a small configuration of your own"
+            f"compared with PyTorch: {one_line(error)}. Write a test that calls "
+            "hfseq.testing.check_architecture with a small configuration of your own"
         ) from error
     try:
         text_config = config.get_text_config()
-    except ValueError:  # several parts of the model read text
+    except ValueError:  # the configuration has several text configurations
         text_config = config
     for part in {id(part): part for part in (config, text_config)}.values():
-        # Padding must not be one of the tokens of the battery, whose numbers are 4 and higher.
+        # The checks use token IDs of 4 and higher, so the padding ID must be lower than 4.
         if getattr(part, "pad_token_id", 0) not in range(4):
             part.pad_token_id = 0
     _round_vocabularies(config, text_config)
@@ -109,7 +109,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 
 def _round_vocabularies(*configs: PreTrainedConfig) -> None:
-    """Makes the sizes of vocabularies multiples of eight, because eight devices share the rows."""
+    """Rounds vocabulary sizes up to multiples of eight, so that eight devices can shard them."""
     for config in configs:
         vocab_size = getattr(config, "vocab_size", None)
         if not isinstance(vocab_size, int) or vocab_size % 8 == 0:
@@ -122,7 +122,7 @@ def _round_vocabularies(*configs: PreTrainedConfig) -> None:
 
 
 def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[str, np.ndarray]:
-    """Returns inputs of a head that the battery does not know, such as boxes of a layout.
+    """Returns the inputs of a head that `run_checks` cannot create, such as bounding boxes.
 
     Args:
         model_type: The model type.
@@ -142,7 +142,7 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
         reference = model_class._from_config(config)
     inputs = tiny.tiny_inputs(reference)
     names = {name for name in inputs if name in special or _has_own_rank(name, inputs[name])}
-    if "input_values" in inputs:  # convolutions may need more samples than the battery has
+    if "input_values" in inputs:  # convolutions may need more samples than the checks have
         names.add("input_values")
         values = inputs["input_values"]
         if (
@@ -153,7 +153,7 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
             inputs["attention_mask"][1, values.shape[1] * 2 // 3 :] = 0
             inputs["input_values"] = values * inputs["attention_mask"].astype(np.float32)
             names.add("attention_mask")
-    # The tiny inputs have two examples, and the battery has eight.
+    # The tiny inputs have two examples, and the checks need eight.
     return {
         name: np.concatenate([inputs[name]] * (ROWS // len(inputs[name])))
         for name in sorted(names)
@@ -162,7 +162,7 @@ def extra_inputs(model_type: str, config: PreTrainedConfig, model: Any) -> dict[
 
 
 def _has_own_rank(name: str, value: Any) -> bool:
-    """Returns whether an input is a spectrogram, or a video instead of an image."""
+    """Returns whether an input has more axes than usual, such as a spectrogram or a video."""
     usual = {"input_features": 2, "input_values": 2, "pixel_values": 4}
     return np.ndim(value) > usual.get(name, 99)
 
@@ -175,7 +175,7 @@ def verify(
     checks: Sequence[str] | None = None,
     explain: bool = True,
 ) -> Iterator[HeadResult]:
-    """Runs the battery on the heads of a port, one after the other.
+    """Runs the checks of `hfseq.testing` on each head of a port.
 
     Args:
         path: The file of the port. It is loaded as a plugin.
@@ -183,7 +183,7 @@ def verify(
         config: A tiny configuration.
         heads: The tasks to check. Default: all tasks that the file registers.
         checks: Names of the checks. Default: all checks.
-        explain: Whether to find the first module that differs if a check fails.
+        explain: Whether to search for the first module that differs if a check fails.
 
     Yields:
         The result of each head.
@@ -199,7 +199,11 @@ def verify(
 
 
 def load_port(path: Path, model_type: str) -> ArchitectureSpec:
-    """Loads a port as a plugin and returns the architecture that it registers."""
+    """Loads a port as a plugin and returns the architecture that it registers.
+
+    Raises:
+        UsageError: The file does not register the model type.
+    """
     with quiet():
         architectures = plugins.load([path]).architectures
     spec = architectures.get(model_type)
@@ -240,7 +244,7 @@ def _verify_head(
 ) -> HeadResult:
     try:
         inputs = extra_inputs(spec.model_type, config, spec.load_head(head)(config, _do_init=False))
-    except Exception:  # the battery reports the error
+    except Exception:  # the checks report the error
         inputs = {}
     report = run_checks(
         spec.model_type,
@@ -252,7 +256,7 @@ def _verify_head(
     )
     difference = None
     if explain and any(_check(name) in COMPARISONS for name in report.failed):
-        with contextlib.suppress(Exception):  # the report has the error
+        with contextlib.suppress(Exception):  # the report already contains the error
             difference = _bisect(spec, config, head, inputs)
     return HeadResult(head, report, difference, inputs)
 
@@ -275,14 +279,16 @@ def _bisect(
 
 
 def config_source(config: PreTrainedConfig) -> str:
-    """Returns a Python expression that creates a configuration, with the values that are not
-    defaults.
+    """Returns a Python expression that creates a configuration.
+
+    The expression passes only values that differ from the defaults, if they are sufficient to
+    create an equal configuration.
     """
     name = type(config).__name__
     try:
         changes = _changes(config)
         is_equal = type(config)(**changes).to_dict() == config.to_dict()
-    except Exception:  # some classes check values with each other, or have computed attributes
+    except Exception:  # some classes validate combinations of values or compute attributes
         is_equal = False
     if not is_equal:
         return f"{name}.from_dict({config.to_dict()!r})"
@@ -306,7 +312,8 @@ def _changes(config: PreTrainedConfig) -> dict[str, Any]:
 def array_source(value: np.ndarray) -> str:
     """Returns a Python expression that creates the input of a test.
 
-    Floating-point inputs are random numbers. Other inputs consist of two examples that repeat.
+    A floating-point array becomes random numbers of the same shape. Other arrays consist of two
+    examples that repeat, so only these two are written out.
     """
     if np.issubdtype(value.dtype, np.floating):
         return f"np.random.default_rng(0).normal(size={value.shape}).astype(np.float32)"

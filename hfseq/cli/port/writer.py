@@ -1,4 +1,4 @@
-"""Writes a plugin file: imports, modules, model classes, sharding rules and the hook."""
+"""Writes the plugin file of a port with its imports, classes, sharding rules and hook."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _CALL = """
     def __call__(self, input_ids, *args, **kwargs):
         outputs = self.{prefix}(input_ids, *args, **kwargs)
 """
-#: Heads that Transformers defines in `modeling_layers` for all decoders: name and text.
+#: Heads that Transformers defines once for all decoders, in `modeling_layers`. The values are the
+#: name and the text of the class in the port.
 GENERIC_HEADS: dict[str, tuple[str, str]] = {
     "ForSequenceClassification": (
         "SequenceClassifier",
@@ -96,7 +97,7 @@ class QuestionAnswerer(nnx.Module):
 ''',
     ),
 }
-#: Shapes of the arguments of calls.
+#: Shapes of arguments, for the comments in the port.
 SHAPES = {
     "input_ids": "(batch, length)",
     "attention_mask": "(batch, length)",
@@ -121,7 +122,7 @@ def write(
     Args:
         translator: The translator of the file.
         heads: The class of each head.
-        used: The names of the classes that the heads use.
+        used: The names of the classes and functions that the heads use.
         markers: The statements without a translation.
     """
     file = translator.file
@@ -159,7 +160,7 @@ def write(
 
 
 def undefined_names(text: str) -> set[str]:
-    """Returns the names that a module reads and that nothing defines."""
+    """Returns the names that a Python module reads and does not define."""
     top = symtable.symtable(text, "port", "exec")
     defined = {*dir(builtins), "__file__", "__name__"}
     for name in top.get_identifiers():
@@ -202,7 +203,7 @@ def _parses(text: str) -> bool:
 
 
 def _class_block(translator: Translator, port: PortedClass) -> str:
-    """Returns the text of a class with a docstring and with the shapes of its arguments."""
+    """Returns the text of a class with a docstring and with comments that give the input shapes."""
     assert port.node is not None
     lines = _block(port.node).split("\n")
     docstring = describe(translator, port)
@@ -239,7 +240,7 @@ def _call_signature(port: PortedClass, line: str) -> str:
 
 
 def describe(translator: Translator, port: PortedClass) -> str:
-    """Returns a docstring for a class, or `""` if its name says enough."""
+    """Returns a docstring for a class, or `""` if there is none for this kind of class."""
     owner = port.source
     task = next((task for task, head in translator.file.heads().items() if head is owner), "")
     if task == "Model":
@@ -276,7 +277,7 @@ def _model_classes(
     prefix: str,
     used: Collection[str],
 ) -> list[str]:
-    """Returns the model classes, which own configuration and parameters."""
+    """Returns the text of the model classes, one per head, that users load and train."""
     config, base_name = translator.config_name, flax_names["Model"]
     arguments = translator.ports[heads["Model"].name].arguments
     main = arguments[0] if arguments else "input_ids"
@@ -331,7 +332,7 @@ def _model_classes(
 
 
 def _call_of_model(names: Sequence[str]) -> list[str]:
-    """Returns a call signature for inputs that are not token IDs."""
+    """Returns the lines of a method `__call__` whose inputs are not token IDs."""
     defaults = ", ".join(f"{name}=None" for name in names)
     passed = ", ".join(f"{name}={name}" for name in names)
     return [
@@ -343,7 +344,7 @@ def _call_of_model(names: Sequence[str]) -> list[str]:
 
 
 def _stored_collections(translator: Translator) -> list[str]:
-    """Returns the declaration of the arrays that files contain and that are not trained."""
+    """Returns the line that declares untrained arrays of checkpoints, or no line without them."""
     text = "\n".join(ast.unparse(port.node) for port in translator.order if port.node)
     collections: dict[str, tuple[str, ...]] = {}
     if "nn.BatchNorm(" in text:
@@ -363,7 +364,7 @@ _TACTICS = {
 
 
 def _rules(translator: Translator) -> str:
-    """Returns the sharding rules, from the plan of the configuration for tensor parallelism."""
+    """Returns the sharding rules, which follow the tensor parallelism plan of the configuration."""
     plan = getattr(translator.config_class, "base_model_tp_plan", None) or {}
     rules: list[tuple[str, str]] = [
         (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
@@ -403,7 +404,7 @@ def _hook(translator: Translator, flax_names: Mapping[str, str]) -> str:
 
 
 def _imports(translator: Translator, body: str, has_markers: bool) -> str:
-    """Returns the imports of the names that the file reads."""
+    """Returns the import statements for the names that the port reads."""
 
     def reads(name: str) -> bool:
         return re.search(rf"(?<![\w.]){name}\b", body) is not None
@@ -451,7 +452,7 @@ def _config_module(translator: Translator) -> str:
 
 
 def format_text(text: str) -> str:
-    """Formats a file with ruff, if it is installed."""
+    """Formats Python code with ruff. Returns it unchanged if ruff is missing or fails."""
     ruff = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
     command = [ruff, "format", "--config", f"line-length={LINE_LENGTH}", "--isolated", "-"]
     try:

@@ -1,7 +1,8 @@
-"""Functions with the semantics and the layout of PyTorch's functions of the same names.
+"""Functions with the names, semantics and layouts of functions in PyTorch.
 
-Files that `hfseq port` writes import this package as `F`, where no single function of `jax.numpy`
-computes the same. Arrays of images and audio have the layout `(batch, channels, *sizes)`.
+The files that `hfseq port` writes import this package as `F`. They use it for operations that
+`jax.numpy` does not provide as a single function. Images and audio have the layout
+`(batch, channels, *sizes)`.
 """
 
 from hfseq.nn.functional.arrays import (

@@ -1,4 +1,4 @@
-"""Shapes, indices and sorting with the semantics of PyTorch's functions of the same names."""
+"""Functions for shapes, indices and sorting, with the semantics of PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = jax.Array
 
 
 class ValuesAndIndices(NamedTuple):
-    """The result of PyTorch's functions that select elements along an axis."""
+    """Elements that are selected along an axis, and their indices, as `torch.max` returns them."""
 
     values: Array
     indices: Array
@@ -28,7 +28,7 @@ class ValuesAndIndices(NamedTuple):
 
 
 def expand(x: Array, *sizes: Any) -> Array:
-    """Broadcasts `x` to `sizes`, in which -1 stands for the size that the axis already has."""
+    """Broadcasts `x` to the shape `sizes`. A size of -1 keeps the size of the axis."""
     shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     lead = len(shape) - x.ndim
     return jnp.broadcast_to(
@@ -37,7 +37,7 @@ def expand(x: Array, *sizes: Any) -> Array:
 
 
 def squeeze(x: Array, dim: int | Sequence[int] | None = None) -> Array:
-    """Removes the given axes if their size is 1. Other axes are kept."""
+    """Removes axes of size 1, either all of them or only those that `dim` names."""
     axes = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))
 
@@ -50,7 +50,7 @@ def flatten(x: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
 
 
 def unflatten(x: Array, dim: int, sizes: Sequence[int]) -> Array:
-    """Splits an axis into axes of the given sizes, of which one may be -1."""
+    """Splits an axis into several axes of the given sizes. One size may be -1."""
     axis = dim % x.ndim
     product = -math.prod(sizes) if -1 in sizes else math.prod(sizes)
     full = [x.shape[axis] // product if size == -1 else size for size in sizes]
@@ -58,7 +58,14 @@ def unflatten(x: Array, dim: int, sizes: Sequence[int]) -> Array:
 
 
 def split(x: Array, sizes: int | Sequence[int], dim: int = 0) -> list[Array]:
-    """Splits an axis into parts of one size (the last may be smaller) or of several sizes."""
+    """Splits an axis into parts.
+
+    Args:
+        x: The array.
+        sizes: The size of each part, or one size for all parts. With one size, the last part may be
+            smaller.
+        dim: The axis.
+    """
     if isinstance(sizes, int):
         return jnp.split(x, list(range(sizes, x.shape[dim], sizes)), dim)
     return jnp.split(x, np.cumsum(np.asarray(sizes))[:-1].tolist(), dim)
@@ -70,14 +77,15 @@ def chunk(x: Array, chunks: int, dim: int = 0) -> list[Array]:
 
 
 def narrow(x: Array, dim: int, start: int, length: int) -> Array:
-    """Returns `length` elements of an axis, from `start` on."""
+    """Returns `length` elements of an axis, starting at `start`."""
     return lax.slice_in_dim(x, start, start + length, axis=dim)
 
 
 def windows(x: Array, dim: int, size: int, step: int) -> Array:
-    """Returns overlapping windows of an axis, as PyTorch's `Tensor.unfold`.
+    """Returns sliding windows of an axis, like PyTorch's `Tensor.unfold`.
 
-    The windows replace the axis, and their elements are on a new last axis.
+    The axis `dim` becomes the axis of the windows. The elements of each window are on a new last
+    axis.
     """
     axis = dim % x.ndim
     count = (x.shape[axis] - size) // step + 1
@@ -92,7 +100,7 @@ def meshgrid(*vectors: Array, indexing: str = "ij") -> list[Array]:
 
 
 def divide(x: Array, divisor: Any, rounding_mode: str | None = None) -> Array:
-    """Divides, and rounds down ("floor") or toward zero ("trunc")."""
+    """Divides `x`, and rounds the result down ("floor"), toward zero ("trunc") or not (`None`)."""
     if rounding_mode == "floor":
         return jnp.floor_divide(x, divisor)
     if rounding_mode == "trunc":
@@ -104,17 +112,17 @@ def divide(x: Array, divisor: Any, rounding_mode: str | None = None) -> Array:
 
 
 def max(x: Array, dim: int, keepdim: bool = False) -> ValuesAndIndices:
-    """Returns the maxima along an axis, and the index of the first element that has this value."""
+    """Returns the maximum along an axis, and the index of the first element that equals it."""
     return _extremum(x, dim, keepdim, jnp.argmax)
 
 
 def min(x: Array, dim: int, keepdim: bool = False) -> ValuesAndIndices:
-    """Returns the minima along an axis, and the index of the first element that has this value."""
+    """Returns the minimum along an axis, and the index of the first element that equals it."""
     return _extremum(x, dim, keepdim, jnp.argmin)
 
 
 def _extremum(x: Array, dim: int, keepdim: bool, function: Any) -> ValuesAndIndices:
-    # The gradient flows to one element, as in PyTorch, and not to all equal ones.
+    # As in PyTorch, only one of several equal elements gets the gradient.
     indices = function(x, dim, keepdims=True)
     values = jnp.take_along_axis(x, indices, dim)
     return ValuesAndIndices(
@@ -142,7 +150,7 @@ def sort(
 
 
 def cummax(x: Array, dim: int) -> ValuesAndIndices:
-    """Returns the maximum of each element and those before it, and its last index."""
+    """Returns the maximum of the elements up to each position, and the last index of it."""
     axis = dim % x.ndim
     values = lax.cummax(x, axis)
     positions = lax.broadcasted_iota(jnp.int32, x.shape, axis)
@@ -153,7 +161,7 @@ def cummax(x: Array, dim: int) -> ValuesAndIndices:
 
 
 def one_hot(x: Array, num_classes: int) -> Array:
-    """Returns int32 vectors with a 1 at the index. PyTorch's are int64."""
+    """Returns one-hot vectors in int32. PyTorch returns int64."""
     return jax.nn.one_hot(x, num_classes, dtype=jnp.int32)
 
 
@@ -161,10 +169,10 @@ def gather(x: Array, dim: int, index: Array) -> Array:
     """Selects one element of `x` for each index.
 
     Args:
-        x: Has the number of axes of `index`. Except for `dim`, its axes may be longer than those of
-            `index`; the first elements are used.
+        x: An array with as many axes as `index`. Its axes other than `dim` may be longer than those
+            of `index`, in which case only their first elements are used.
         dim: The axis that `index` refers to.
-        index: Integers.
+        index: Integers, with the shape of the result.
     """
     axis = dim % x.ndim
     lead = tuple(slice(None if n == axis else size) for n, size in enumerate(index.shape))
@@ -190,8 +198,8 @@ def scatter(x: Array, dim: int, index: Array, source: Any) -> Array:
         x: The array to copy.
         dim: The axis that `index` refers to.
         index: Integers, with the number of axes of `x`.
-        source: One number, or one element for each index. If indices are equal, it is not defined
-            which element is written.
+        source: One number, or one element for each index. If an index occurs several times, it is
+            not defined which of the elements is written.
     """
     return _scatter(x, dim, index, source, "set")
 
@@ -215,7 +223,7 @@ def scatter_reduce(
         index: Integers, with the number of axes of `x`.
         source: One element for each index.
         reduce: "sum", "prod", "mean", "amax" or "amin".
-        include_self: Whether the element of `x` is combined with those of `source`, too.
+        include_self: Whether the element of `x` is also combined with those of `source`.
     """
     method, base = _SCATTER_METHODS[reduce], x
     if not include_self:
@@ -237,8 +245,9 @@ def put(x: Array, index: Array, value: Any) -> Array:
 
     Args:
         x: The array to copy.
-        index: Integers, or truth values of the first axes of `x`, which may be traced.
-        value: A value that broadcasts to one element `x[i]`. With truth values, it may also have
+        index: Integers, or a boolean array over the first axes of `x`. The index may be a traced
+            array, because the shape of the result does not depend on it.
+        value: A value that broadcasts to one element `x[i]`. With a boolean index, it may also have
             one row for each true element.
     """
     value = jnp.asarray(value, x.dtype)
@@ -257,17 +266,20 @@ def _along(x: Array, dim: int, index: Array) -> Any:
 
 
 def index_add(x: Array, dim: int, index: Array, source: Array, alpha: float = 1) -> Array:
-    """Returns a copy of `x` to which `alpha * source` is added at indices of an axis."""
+    """Returns a copy of `x` to which `alpha * source` is added at the given indices of an axis."""
     return _along(x, dim, index).add((alpha * source).astype(x.dtype))
 
 
 def index_copy(x: Array, dim: int, index: Array, source: Array) -> Array:
-    """Returns a copy of `x` in which `source` replaces the elements at indices of an axis."""
+    """Returns a copy of `x` in which `source` replaces the given indices of an axis."""
     return _along(x, dim, index).set(source.astype(x.dtype))
 
 
 def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
-    """Writes the n-th number of `source` to the n-th place at which `mask` is true."""
+    """Returns a copy of `x` in which the elements of `source` replace those where `mask` is true.
+
+    The n-th element of `source` replaces the n-th such element of `x`.
+    """
     flat = jnp.broadcast_to(mask, x.shape).reshape(-1)
     position = jnp.maximum(jnp.cumsum(flat) - 1, 0)
     values = jnp.take(source.reshape(-1), position, mode="clip").astype(x.dtype)
@@ -291,7 +303,8 @@ def additive_mask(
         shape: Number of queries and number of keys.
 
     Returns:
-        0 where a key is visible, and the smallest number elsewhere, or `None`.
+        0 where a key is visible, and the smallest finite number elsewhere. `None` if all keys are
+        visible.
     """
     if shape is not None:
         mask = as_visibility(mask, causal).array(*shape)

@@ -1,4 +1,4 @@
-"""Products, norms and normalization with the semantics of PyTorch's functions."""
+"""Products, norms, normalization and attention with the semantics of PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = jax.Array
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Computes `x @ weight.T + bias` for a weight of the shape `(out, in)`."""
+    """Computes `x @ weight.T + bias` for a weight of shape `(out, in)`."""
     y = lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
     return y if bias is None else y + bias.astype(x.dtype)
 
@@ -77,7 +77,7 @@ def layer_norm(
     bias: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalizes the last axes, whose sizes are `normalized_shape`, in float32."""
+    """Normalizes over the last axes in float32. Their sizes are `normalized_shape`."""
     count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
     return _affine(_standardize(x, tuple(range(-count, 0)), eps), weight, bias, x.dtype)
 
@@ -85,7 +85,7 @@ def layer_norm(
 def rms_norm(
     x: Array, normalized_shape: Sequence[int], weight: Array | None = None, eps: float | None = None
 ) -> Array:
-    """Divides by the root mean square over the last axes, in float32."""
+    """Divides `x` by its root mean square over the last axes, which is computed in float32."""
     axes = tuple(range(-len(normalized_shape), 0))
     y = x.astype(jnp.float32)
     eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
@@ -104,7 +104,7 @@ def group_norm(
     bias: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalizes groups of channels of `(batch, channels, ...)` in float32."""
+    """Normalizes groups of channels of an array `(batch, channels, ...)` in float32."""
     y = _standardize(x.reshape(x.shape[0], num_groups, -1), -1, eps).reshape(x.shape)
     return _affine(y, _of_channels(weight, x.ndim), _of_channels(bias, x.ndim), x.dtype)
 
@@ -117,7 +117,7 @@ def batch_norm(
     bias: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalizes channels of `(batch, channels, ...)` with stored statistics."""
+    """Normalizes the channels of an array `(batch, channels, ...)` with stored statistics."""
     mean, variance = (_of_channels(value, x.ndim) for value in (running_mean, running_var))
     assert mean is not None and variance is not None
     y = (x.astype(jnp.float32) - mean) * lax.rsqrt(variance + eps)
@@ -125,7 +125,7 @@ def batch_norm(
 
 
 def weight_norm(direction: Array, length: Array, dim: int = 0) -> Array:
-    """Scales the slices of `direction` along an axis to the norms `length`."""
+    """Rescales each slice of `direction` along an axis to the norm that `length` gives for it."""
     axes = tuple(axis for axis in range(direction.ndim) if axis != dim % direction.ndim)
     return direction * (length / jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True)))
 
@@ -140,18 +140,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     rngs: Keys | None = None,
 ) -> Array:
-    """Computes attention for arrays of the shape `(batch, heads, length, head_dim)`.
+    """Computes attention for arrays of shape `(batch, heads, length, head_dim)`.
 
     Args:
-        query: The queries.
-        key: The keys.
-        value: The values.
-        attn_mask: Truth values, or numbers that are added to the scores. It broadcasts to `(batch,
-            heads, queries, keys)`.
+        query: Queries, `(batch, heads, queries, head_dim)`.
+        key: Keys, `(batch, heads, keys, head_dim)`.
+        value: Values, `(batch, heads, keys, head_dim)`.
+        attn_mask: Booleans that are true for visible keys, or numbers that are added to the scores.
+            The mask broadcasts to `(batch, heads, queries, keys)`.
         dropout_p: Dropout rate of the attention weights.
-        is_causal: Whether queries attend to no later keys. The first query is at the first key.
+        is_causal: Whether a query only attends to keys at or before its position. The first query
+            and the first key have the same position.
         scale: Factor of the scores. Default: `head_dim**-0.5`.
-        rngs: Keys of dropout, or `None` in evaluation.
+        rngs: Random keys for dropout, or `None` in evaluation.
     """
     mask, bias = None, None
     if attn_mask is not None:

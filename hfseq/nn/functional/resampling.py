@@ -17,13 +17,14 @@ Array = jax.Array
 def resize_nearest(
     x: Array, sizes: Sequence[int], factors: Sequence[float | None], is_exact: bool = False
 ) -> Array:
-    """Resizes `(batch, channels, *sizes)` by repeating and leaving out elements.
+    """Resizes an array `(batch, channels, *sizes)` by repeating or omitting elements.
 
     Args:
         x: The array.
         sizes: The new sizes.
-        factors: The factors that the caller passed, or `None` for each axis without a factor.
-        is_exact: Whether an element stands for the area around its center.
+        factors: The scale factor of each axis. `None` means the ratio of the new and old size.
+        is_exact: Whether to select the element at the center of each new element ("nearest-exact"
+            in PyTorch), and not the element at its start ("nearest").
     """
     for axis, (new, factor) in enumerate(zip(sizes, factors, strict=True), 2):
         length = x.shape[axis]
@@ -42,14 +43,15 @@ def resize(
     align_corners: bool = False,
     antialias: bool = False,
 ) -> Array:
-    """Resizes `(batch, channels, *sizes)` by linear or cubic interpolation in float32.
+    """Resizes an array `(batch, channels, *sizes)` by linear or cubic interpolation in float32.
 
     Args:
         x: The array.
         sizes: The new sizes.
-        factors: The factors that the caller passed, or `None` for each axis without a factor.
+        factors: The scale factor of each axis. `None` means the ratio of the new and old size.
         method: "linear" or "cubic".
-        align_corners: Whether the centers of the corner elements stay at their places.
+        align_corners: Whether the centers of the first and last element of each axis keep their
+            positions. Otherwise, the outer edges of these elements do.
         antialias: Whether to smooth the array before its sizes are reduced.
     """
     y = x.astype(jnp.float32)
@@ -69,15 +71,18 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Array:
-    """Resizes `(batch, channels, *sizes)`.
+    """Resizes an array `(batch, channels, *sizes)`.
 
     Args:
         x: The array. Linear and cubic interpolation are computed in float32.
-        size: New sizes.
-        scale_factor: Factors of the sizes, instead of `size`.
+        size: The new size of each axis, or one size for all.
+        scale_factor: The ratio of the new and old size of each axis, or one ratio for all. It is
+            used if `size` is `None`.
         mode: "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic" or "area".
-        align_corners: Whether the centers of the corner elements stay at their places.
-        recompute_scale_factor: Whether the factor is computed from the rounded new sizes.
+        align_corners: Whether the centers of the first and last element of each axis keep their
+            positions. Otherwise, the outer edges of these elements do.
+        recompute_scale_factor: Whether to replace `scale_factor` with the ratio of the rounded new
+            size and the old size.
         antialias: Whether to smooth the array before its sizes are reduced.
     """
     from hfseq.nn.functional.sliding import adaptive_avg_pool
@@ -106,16 +111,17 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Array:
-    """Samples images at the places of a grid.
+    """Samples images at the points of a grid.
 
     Args:
         x: `(batch, channels, height, width)`.
-        grid: Columns and rows, `(batch, new height, new width, 2)`. -1 is the left or upper edge
-            and 1 is the right or lower edge.
+        grid: The column and row of each point, `(batch, new height, new width, 2)`. -1 is the left
+            or upper edge, and 1 is the right or lower edge.
         mode: "bilinear", "nearest" or "bicubic".
-        padding_mode: The values of places outside of the image: "zeros", "border" (the nearest
-            value) or "reflection".
-        align_corners: Whether the edges are the centers of the outer pixels.
+        padding_mode: The values outside of the image: "zeros", "border" (the nearest value) or
+            "reflection".
+        align_corners: Whether -1 and 1 refer to the centers of the outer pixels. Otherwise, they
+            refer to the outer edges of these pixels.
 
     Returns:
         `(batch, channels, new height, new width)`.
@@ -164,7 +170,15 @@ def grid_sample(
 
 
 def pixel_shuffle(x: Array, factor: int) -> Array:
-    """Turns groups of `factor**2` channels into pixels: `(..., channels, height, width)`."""
+    """Rearranges groups of `factor**2` channels into square blocks of pixels.
+
+    Args:
+        x: `(..., channels, height, width)`.
+        factor: The side length of the blocks.
+
+    Returns:
+        `(..., channels / factor**2, height * factor, width * factor)`.
+    """
     *lead, channels, height, width = x.shape
     x = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
     n = len(lead)
@@ -173,7 +187,7 @@ def pixel_shuffle(x: Array, factor: int) -> Array:
 
 
 def pixel_unshuffle(x: Array, factor: int) -> Array:
-    """Turns blocks of `factor**2` pixels into channels: the inverse of `pixel_shuffle`."""
+    """Rearranges square blocks of pixels into channels. This is the inverse of `pixel_shuffle`."""
     *lead, channels, height, width = x.shape
     n = len(lead)
     x = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)

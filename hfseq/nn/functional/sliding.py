@@ -1,7 +1,7 @@
 """Padding, convolutions and pooling with the semantics of PyTorch's functions.
 
-Arrays have the layout `(batch, channels, *sizes)`. The functions serve any number of sizes: `conv`
-is PyTorch's `conv1d`, `conv2d` and `conv3d`.
+Arrays have the layout `(batch, channels, *sizes)` with any number of sizes. For example, `conv`
+replaces PyTorch's `conv1d`, `conv2d` and `conv3d`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def pad(x: Array, pad: Sequence[int], mode: str = "constant", value: float | Non
 
     Args:
         x: The array.
-        pad: The numbers of elements before and after the last axis, then before and after the axis
-            before it, and so on. Negative numbers remove elements.
+        pad: The numbers of elements to add before and after the last axis, then before and after
+            the second-to-last axis, and so on. Negative numbers remove elements.
         mode: "constant", "reflect", "replicate" or "circular".
-        value: The value of new elements in the mode "constant". Default: 0.
+        value: The value of the added elements in the mode "constant". Default: 0.
     """
     pairs = [(0, 0)] * x.ndim
     for n in range(len(pad) // 2):
@@ -103,15 +103,15 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Array:
-    """Computes the transpose of a convolution, which enlarges its input by `stride`.
+    """Computes a transposed convolution, which enlarges each axis by about the factor `stride`.
 
     Args:
         x: `(batch, in channels, *sizes)`.
         weight: `(in channels, out channels / groups, *kernel sizes)`.
         bias: `(out channels,)`, or `None`.
-        stride: Enlargement of each axis.
+        stride: Factor by which each axis is enlarged.
         padding: Number of elements that are removed at both ends of each axis.
-        output_padding: Number of further elements at the end of each axis.
+        output_padding: Number of additional elements at the end of each axis.
         groups: Number of channel groups.
         dilation: Distance between the elements of a window.
     """
@@ -137,7 +137,7 @@ def conv_transpose(
 def _window(
     x: Array, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, n: int
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
-    """Returns size, strides, dilations and padding of windows over all axes."""
+    """Returns the size, stride, dilation and padding of a window for all axes of `x`."""
     size = per_axis(size, n)
     stride = per_axis(stride, n) if stride else size
     padding, dilation = per_axis(padding, n), per_axis(dilation, n)
@@ -170,9 +170,10 @@ def max_pool(
         x: `(batch, channels, *sizes)`.
         kernel_size: Size of the windows.
         stride: Distance between windows. Default: `kernel_size`.
-        padding: Number of elements before and after each axis, which are never the maximum.
+        padding: Number of elements that are added before and after each axis. An added element is
+            never the maximum.
         dilation: Distance between the elements of a window.
-        ceil_mode: Whether the last window may reach beyond the end.
+        ceil_mode: Whether the last window may extend beyond the end of the padded array.
     """
     n = x.ndim - 2
     sizes, strides, dilations, pads = _window(
@@ -200,9 +201,9 @@ def avg_pool(
         kernel_size: Size of the windows.
         stride: Distance between windows. Default: `kernel_size`.
         padding: Number of zeros before and after each axis.
-        ceil_mode: Whether the last window may reach beyond the end.
+        ceil_mode: Whether the last window may extend beyond the end of the padded array.
         count_include_pad: Whether the mean includes the zeros of `padding`.
-        divisor_override: Divides the sums instead of the number of elements.
+        divisor_override: Divisor of the sums. Default: the number of elements of the window.
     """
     n = x.ndim - 2
     sizes, strides, _, pads = _window(x, kernel_size, stride, padding, 1, ceil_mode, n)
@@ -238,22 +239,29 @@ def _adaptive_pool(x: Array, output_size: Any, method: str) -> Array:
 
 
 def adaptive_avg_pool(x: Array, output_size: Any) -> Array:
-    """Divides each axis of `(batch, channels, *sizes)` into `output_size` parts and averages them.
+    """Divides each axis into `output_size` parts and returns the mean of each part.
 
-    A size of `None` stands for the size that the axis already has.
+    Args:
+        x: `(batch, channels, *sizes)`.
+        output_size: The number of parts of each axis, or one number for all. `None` keeps an axis.
     """
     return _adaptive_pool(x, output_size, "mean")
 
 
 def adaptive_max_pool(x: Array, output_size: Any) -> Array:
-    """Divides each axis into `output_size` parts and returns their maxima."""
+    """Divides each axis into `output_size` parts and returns the maximum of each part.
+
+    Args:
+        x: `(batch, channels, *sizes)`.
+        output_size: The number of parts of each axis, or one number for all. `None` keeps an axis.
+    """
     return _adaptive_pool(x, output_size, "max")
 
 
 def unfold(
     x: Array, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Array:
-    """Returns the windows of images as columns.
+    """Returns the sliding windows of images, each as one column.
 
     Args:
         x: `(batch, channels, height, width)`.
@@ -290,7 +298,19 @@ def fold(
     padding: Sizes = 0,
     stride: Sizes = 1,
 ) -> Array:
-    """Adds overlapping windows to images: the transpose of `unfold`."""
+    """Adds the windows that `unfold` returns to images, and sums where windows overlap.
+
+    Args:
+        x: `(batch, channels * window elements, windows)`.
+        output_size: Height and width of the images.
+        kernel_size: Size of the windows.
+        dilation: Distance between the elements of a window.
+        padding: Number of elements that `unfold` added before and after each axis.
+        stride: Distance between windows.
+
+    Returns:
+        `(batch, channels, height, width)`.
+    """
     taps = per_axis(kernel_size, 2)
     channels = x.shape[1] // (taps[0] * taps[1])
     shape = jax.ShapeDtypeStruct((x.shape[0], channels, *per_axis(output_size, 2)), x.dtype)
