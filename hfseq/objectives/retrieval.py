@@ -309,8 +309,8 @@ class RetrievalObjective(Objective):
         if sampler == "group_by_label":
             if "labels" not in rows.arrays or rows.arrays["labels"].ndim > 1:
                 raise UsageError(
-                    f"--batch_sampler group_by_label requires labels, one per example, which --loss "
-                    f"{self.loss_name} does not use: choose another batch sampler"
+                    "--batch_sampler group_by_label requires labels, one per example, which "
+                    f"--loss {self.loss_name} does not use: choose another batch sampler"
                 )
             return GroupByLabelBatches(rows, rows.arrays["labels"], batch_size, seed)
         return super().make_batches(rows, batch_size, seed)
