@@ -372,7 +372,7 @@ def contrastive(
 ) -> LossSum:
     """Pulls pairs with label 1 together and pushes pairs with label 0 apart (``ContrastiveLoss``).
 
-    Hadsell et al. (2006).
+    Source: Hadsell et al. (2006).
 
     Args:
         vectors: Vectors of both texts, `(rows, 2, features)`.

@@ -122,7 +122,10 @@ def _model2vec_table(path: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
     vector of each token is multiplied by a factor.
     """
     if "embeddings" not in tensors:
-        raise CheckpointError(f"{path} has no tensor 'embedding.weight' or 'embeddings'")
+        raise CheckpointError(
+            f"{path} has no tensor 'embedding.weight' or 'embeddings' with the vectors of a "
+            f"StaticEmbedding"
+        )
     table = np.asarray(tensors["embeddings"])
     if "mapping" in tensors:
         table = table[np.asarray(tensors["mapping"], np.int64)]

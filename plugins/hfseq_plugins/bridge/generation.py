@@ -306,7 +306,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# -- inside of the module
+# -- the cache inside of a module
 
 
 def add_holders(module: Any) -> None:

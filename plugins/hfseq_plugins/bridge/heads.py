@@ -27,8 +27,8 @@ def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
         task: The task for which a model class is needed, such as ``"ForObjectDetection"``.
 
     Raises:
-        UsageError: Transformers does not have the model type or a class of it for the task, or the
-            bridge is not tested with the installed version of PyTorch.
+        UsageError: Transformers does not have the model type or has no class of the model type for
+            the task, or the bridge is not tested with the installed version of PyTorch.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

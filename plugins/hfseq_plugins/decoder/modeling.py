@@ -47,7 +47,7 @@ __all__ = ["FAMILY_OPTIONS", "FamilyOptions", "family_options"]
 
 
 def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm | nn.LayerNorm:
-    """Returns a norm of the kind that the family uses.
+    """Creates a norm of the type that `FamilyOptions.norm` selects.
 
     The parameter of an RMSNorm is named `weight`, as in Transformers 4.
 

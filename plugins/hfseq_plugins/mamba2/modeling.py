@@ -2,7 +2,7 @@
 
 A layer has no attention. Its cache has a fixed size. It contains the last inputs of a convolution,
 and one matrix per head, the *state*. Each token scales the state and adds an outer product to it.
-A masked token at any position of a row changes neither of them.
+Masked tokens, at any position of a row, do not change the cache.
 """
 
 from __future__ import annotations

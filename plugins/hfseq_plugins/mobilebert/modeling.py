@@ -240,7 +240,8 @@ class Bottleneck(nnx.Module):
             raise UsageError(
                 f"without use_bottleneck_attention and key_query_shared_bottleneck, queries and "
                 f"keys are computed from the hidden states, but intra_bottleneck_size={sizes[1]} "
-                f"in the configuration differs from hidden_size={sizes[0]}"
+                f"in the configuration differs from hidden_size={sizes[0]}. Enable one of the two "
+                f"options or make the sizes equal."
             )
         self.input = Projection(config, *sizes, rngs)
         self.attention = Projection(config, *sizes, rngs) if shared else nnx.data(None)
