@@ -1,4 +1,4 @@
-"""Data flags of each objective, and the base class that validates all flags."""
+"""The data flags of each objective, and the base class that validates flags."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def option(default: Value, help: str) -> Value:
 class AllowedValues:
     """Range of values that a flag accepts, e.g. `Annotated[int, AllowedValues("…", minimum=1)]`.
 
-    The range is part of the type annotation instead of the field's metadata, because
+    The range is part of the type annotation and not of the field's metadata, because
     `HfArgumentParser` passes the metadata on to argparse. NaN is never allowed.
 
     Attributes:
@@ -110,10 +110,10 @@ class CheckedArguments:
     @classmethod
     @functools.cache
     def _rules(cls) -> list[tuple[str, tuple[str, ...], AllowedValues]]:
-        """Returns `(name, words, allowed values)` for each flag whose values are restricted.
+        """Returns the name, the allowed words and the range of each flag with restricted values.
 
-        `words` is empty for numbers. The fields that the class itself declares come first, followed
-        by inherited fields.
+        The words are empty for flags with numbers. The fields that the class itself declares come
+        first, followed by inherited fields.
         """
         own_annotations = inspect.get_annotations(cls)
         hints = get_type_hints(cls, include_extras=True)
@@ -122,7 +122,7 @@ class CheckedArguments:
             words: tuple[str, ...] = ()
             allowed = None
             parts = [hints[name]]
-            for part in parts:  # nested types are appended, e.g. of Annotated[…] | None
+            for part in parts:  # the loop appends nested types, e.g. those of Annotated[…] | None
                 if get_origin(part) is Literal:
                     words = get_args(part)
                 elif get_origin(part) is Annotated:
@@ -149,7 +149,7 @@ FILES_HELP = (
 )
 ARRAYS_HELP = "or one local .npy or .npz file with uint8 arrays (images)"
 
-#: Extensions of array files.
+#: Extensions of files that contain arrays.
 ARRAY_EXTENSIONS = (".npy", ".npz")
 SPLITS = ("train", "validation", "test")
 
@@ -160,8 +160,8 @@ class DistillationArguments(CheckedArguments):
 
     teacher: str | None = option(
         None,
-        "Directory or Hub name of a teacher, whose predictions the model learns in addition to the "
-        "labels (knowledge distillation).",
+        "Directory or Hub name of a teacher for knowledge distillation. The model learns the "
+        "teacher's predictions in addition to the labels.",
     )
     teacher_dtype: Literal["float32", "bfloat16"] | None = option(
         None, "Dtype of the teacher's parameters. Default: --param_dtype."
@@ -170,12 +170,14 @@ class DistillationArguments(CheckedArguments):
         Literal["forward_kl", "reverse_kl", "jsd", "cosine", "mse", "margin_mse"] | None
     ) = option(
         None,
-        "How predictions are compared: forward_kl, reverse_kl or jsd (between distributions), mse "
-        "(between outputs), or, for embeddings, also cosine and margin_mse. Default: forward_kl, "
-        "and cosine for embeddings.",
+        "How the predictions of model and teacher are compared. forward_kl, reverse_kl and jsd "
+        "compare distributions, and mse compares outputs. Embeddings also support cosine and "
+        "margin_mse. Default: cosine for embeddings, otherwise forward_kl.",
     )
     distillation_temperature: PositiveFloat = option(
-        1.0, "Temperature of teacher and student. Divergences are multiplied by its square."
+        1.0,
+        "Temperature of teacher and student for forward_kl, reverse_kl and jsd. These losses are "
+        "multiplied by its square.",
     )
     distillation_beta: Annotated[
         float, AllowedValues("a number between 0 and 1", above=0, below=1)
@@ -184,7 +186,7 @@ class DistillationArguments(CheckedArguments):
         0.5, "Weight of the distillation loss."
     )
     task_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
-        0.5, "Weight of the label loss. It only applies with --teacher."
+        0.5, "Weight of the loss of the labels. It only has an effect with --teacher."
     )
     hidden_state_weight: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
         0.0,
@@ -197,7 +199,7 @@ class DistillationArguments(CheckedArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yields an error if all losses of a run with a teacher have the weight 0."""
+        """Yields an error if all losses that use the teacher have the weight 0."""
         weights = (self.distillation_weight, self.hidden_state_weight, self.attention_weight)
         if self.teacher and not any(weights):
             yield (
@@ -283,7 +285,10 @@ class TextArguments(DistillationArguments):
         remedy = "drop --streaming and --line_by_line"
         per_document = self.streaming or self.line_by_line
         if per_document and self.sample_by == "raw":
-            yield f"--sample_by raw reads the data as one text without documents: {remedy}"
+            yield (
+                "--streaming and --line_by_line require documents, but --sample_by raw reads the "
+                f"data as one text without documents: {remedy}"
+            )
         if per_document and has_arrays(self):
             yield (
                 "--streaming and --line_by_line do not support arrays (.npy, .npz), which are "
@@ -306,7 +311,7 @@ class TextArguments(DistillationArguments):
 
     @property
     def keep_blank(self) -> bool:
-        """Whether blank documents are kept as part of the text instead of being left out."""
+        """Whether blank documents are kept as part of the text instead of being dropped."""
         return False
 
     @property
@@ -370,19 +375,22 @@ class MixtureArguments(CheckedArguments):
         None,
         "YAML file of a mixture of training datasets. It contains a list of mappings from data "
         "flags to values, such as dataset_name or train_file, and optionally a weight. Validation "
-        "data are those of --validation_file, or of the first dataset.",
+        "data comes from --validation_file, or from the first dataset.",
     )
     dataset_names: list[str] | None = option(
         None, "Datasets of a mixture. --dataset_name with several values has the same effect."
     )
     dataset_weights: list[float] | None = option(
-        None, "Weights of the datasets in --dataset_names, in the same order. Default: none."
+        None,
+        "Weights of the datasets in --dataset_names, in the same order. Default: all datasets have "
+        "the same weight.",
     )
     multi_dataset_batch_sampler: Literal["proportional", "round_robin", "weighted"] | None = option(
         None,
-        "How often each dataset of a mixture is used: in proportion to its size, equally often "
-        "until the smallest one is used up, or in proportion to its weight. Default: weighted if "
-        "there are weights, otherwise proportional.",
+        "How often each dataset of a mixture is used in an epoch. proportional: in proportion to "
+        "its size. round_robin: equally often until the smallest dataset is used up. weighted: in "
+        "proportion to its weight. Default: weighted if the weights differ from 1, otherwise "
+        "proportional.",
     )
 
     def __post_init__(self) -> None:
@@ -416,8 +424,8 @@ class MixtureArguments(CheckedArguments):
         names, weights = self.dataset_names or [], self.dataset_weights
         if weights is not None and len(weights) != len(names):
             yield (
-                f"--dataset_weights has {len(weights)} values, but --dataset_name has {len(names)} "
-                "of a mixture: give one weight for each dataset"
+                f"--dataset_weights has {len(weights)} values, but --dataset_name has "
+                f"{len(names)}: give one weight for each dataset of the mixture"
             )
         elif weights and not all(math.isfinite(weight) and weight > 0 for weight in weights):
             values = " ".join(f"{weight:g}" for weight in weights)
@@ -427,12 +435,14 @@ class MixtureArguments(CheckedArguments):
     def _set_mixture(
         self, entries: Sequence[tuple[dict[str, Any], float]], flag: str, origin: str
     ) -> None:
-        """Sets the mixture. The first dataset also sets the data flags of this object.
+        """Sets `mixture`, and the flags of this object that describe the training data.
+
+        These flags, such as `--train_file`, get the values of the first dataset.
 
         Args:
             entries: The values of the data flags and the weight of each dataset.
-            flag: The flag of the mixture, for messages.
-            origin: Where the mixture comes from, for messages about a dataset.
+            flag: The flag that defines the mixture, for messages.
+            origin: The flag or file that lists the datasets, for messages about a dataset.
         """
         names = ("dataset_name", "dataset_config_name", "dataset_revision", "train_file")
         first = entries[0][0]
@@ -478,7 +488,7 @@ def read_mixture(path: str, flags: set[str]) -> list[tuple[dict[str, Any], float
         The values of the data flags and the weight of each dataset.
 
     Raises:
-        UsageError: The file cannot be read or is not valid.
+        UsageError: The file cannot be read, or does not describe a mixture.
     """
     import yaml
 
@@ -528,7 +538,7 @@ class DataArguments(MixtureArguments, TextArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields an error for reference files in combination with `--streaming`."""
+        """Also yields an error if `--streaming` is combined with reference files."""
         if self.streaming and (self.train_ref_file or self.validation_ref_file):
             yield (
                 "--streaming does not support reference files: drop --streaming, or "
@@ -550,9 +560,9 @@ class CausalArguments(MixtureArguments, TextArguments):
         | None
     ) = option(
         None,
-        "Row length in tokens. Same as --max_seq_length, under the name that run_clm uses. "
-        "Default: the maximum that tokenizer and model support, at most 1024. For images, the "
-        "number of bytes per image.",
+        "Row length in tokens, the same as --max_seq_length. This name is that of Transformers' "
+        "run_clm. Default: the maximum that tokenizer and model support, at most 1024. For images, "
+        "the number of bytes per image.",
     )
     keep_linebreaks: bool = option(
         True, "Keep the line break at the end of each line of a .txt file."
@@ -581,8 +591,8 @@ class CausalArguments(MixtureArguments, TextArguments):
     loss_per_position: bool = option(
         False,
         "Divide the training loss by the number of positions of the batch, including padding, "
-        "instead of the number of targets, as in the reference implementation of the VQ "
-        "Transformer. Reported losses are always per target.",
+        "instead of by the number of predicted tokens. The reference implementation of the VQ "
+        "Transformer does the same. Logged losses are always means over the predicted tokens.",
     )
     test_file: list[str] | None = option(
         None, f"Test data for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
@@ -593,7 +603,7 @@ class CausalArguments(MixtureArguments, TextArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for conflicting row lengths and for flags that do not fit the data.
+        """Also yields errors for contradictory row lengths, and for flags that the data excludes.
 
         `--append_eos` requires documents. `--word_perplexity` and `--bits_per_byte` require the
         complete text.
@@ -626,8 +636,8 @@ class CausalArguments(MixtureArguments, TextArguments):
     def keep_blank(self) -> bool:
         """Whether blank lines are kept as part of the text.
 
-        This is the case if `--cross_documents` makes the text continuous and `--keep_linebreaks`
-        keeps its line breaks.
+        They are kept if `--cross_documents` and `--keep_linebreaks` are set, because the rows then
+        contain the text of the file without changes.
         """
         return self.cross_documents and self.keep_linebreaks
 
@@ -660,7 +670,7 @@ class DenoisingArguments(TextArguments):
     validation_ref_file: str | None = option(None, UNUSED_HELP)
 
 
-#: Dataset on the Hub with one configuration per task.
+#: Name of the GLUE dataset on the Hub. It has one configuration per task.
 GLUE_DATASET = "nyu-mll/glue"
 
 
@@ -669,10 +679,10 @@ class GlueTask(NamedTuple):
 
     Attributes:
         sentence_columns: Names of the text columns.
-        labels: Class names, ordered by class id. Empty for regression.
-        metrics: Metrics that the task reports.
-        parts: Suffixes of the names of the validation and test splits, if the task has several
-            validation and test splits. Otherwise empty.
+        labels: Class names, ordered by class ID. Empty for regression.
+        metrics: Names of the metrics that are reported.
+        parts: Suffixes of the names of the validation and test splits, for a task with several
+            validation and test splits. Empty for all other tasks.
     """
 
     sentence_columns: tuple[str, ...]
@@ -720,7 +730,7 @@ METRICS = (
 
 @dataclass
 class ExampleArguments(TextArguments):
-    """Data flags of objectives whose data consists of separate examples instead of running text.
+    """Data flags of objectives that train on separate examples instead of continuous text.
 
     The examples come from tables, directories or datasets.
     """
@@ -732,7 +742,7 @@ class ExampleArguments(TextArguments):
     column_flags: ClassVar[tuple[str, ...]] = ()
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for conflicting data sources and for flags for plain text.
+        """Also yields errors for conflicting data sources, and for flags that need plain text.
 
         Data sources conflict if several of them provide the same split.
         """
@@ -927,7 +937,7 @@ class QuestionAnsweringArguments(RecordArguments):
     )
     version_2_with_negative: bool = option(
         False,
-        "Allow questions without an answer (SQuAD 2.0). Without this flag they are invalid "
+        "Allow questions without an answer (SQuAD 2.0). Without this flag, they are invalid "
         "examples.",
     )
     null_score_diff_threshold: float = option(
@@ -968,7 +978,7 @@ class ConversationArguments(RecordArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields an error for contradictory lengths and for invalid template variables."""
+        """Also yields errors for contradictory lengths and for invalid template variables."""
         try:
             self.template_variables  # noqa: B018
         except ValueError as error:
@@ -993,7 +1003,7 @@ class ConversationArguments(RecordArguments):
         """The variables of the chat template that `--chat_template_kwargs` contains."""
         variables = parse_json(self.chat_template_kwargs or "{}")
         if not isinstance(variables, dict):
-            raise ValueError(f"it is of type {type(variables).__name__}")
+            raise ValueError(f"its type is {type(variables).__name__}")
         return variables
 
 
@@ -1034,7 +1044,7 @@ class ChatArguments(MixtureArguments, ConversationArguments):
         super().__post_init__()
 
 
-BETA_HELP = "Strength of the regularization towards the reference model."
+BETA_HELP = "How strongly the model is kept close to the reference model."
 
 
 @dataclass
@@ -1076,7 +1086,7 @@ class ReferenceArguments(PreferenceArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for an invalid beta and for contradictory references."""
+        """Also yields errors for an invalid beta and for contradictory reference models."""
         if not 0 < self.beta < math.inf:
             yield f"--beta {self.beta}: use a positive number, e.g. 0.1"
         if self.reference_free and (self.ref_model_name_or_path or self.precompute_ref_log_probs):
@@ -1089,7 +1099,7 @@ class ReferenceArguments(PreferenceArguments):
         yield from super().problems()
 
 
-#: The loss types of DPO. The formulas are in `hfseq.objectives.preference_losses`.
+#: Names of the losses of DPO, which `hfseq.objectives.preference_losses` implements.
 DPO_LOSSES = (
     *("sigmoid", "hinge", "ipo", "robust", "cdpo", "apo_zero", "apo_down", "sigmoid_norm"),
     *("bco_pair", "nca_pair", "sft"),
@@ -1113,7 +1123,9 @@ class DPOArguments(ReferenceArguments):
         None, "Weight of each loss of --loss_type. Default: 1 for each of them."
     )
     label_smoothing: float = option(
-        0.0, "Probability that a label is wrong, for the losses robust and cdpo."
+        0.0,
+        "Probability that the chosen and the rejected answer of a pair are swapped, for the losses "
+        "robust and cdpo.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -1163,8 +1175,8 @@ class KTOArguments(ReferenceArguments):
     loss_type: Literal["kto", "apo_zero_unpaired"] = option(
         "kto", "The loss. apo_zero_unpaired does not estimate the KL divergence."
     )
-    desirable_weight: PositiveFloat = option(1.0, "Weight of the losses of good completions.")
-    undesirable_weight: PositiveFloat = option(1.0, "Weight of the losses of bad completions.")
+    desirable_weight: PositiveFloat = option(1.0, "Weight of the loss of good completions.")
+    undesirable_weight: PositiveFloat = option(1.0, "Weight of the loss of bad completions.")
 
 
 @dataclass
@@ -1174,7 +1186,7 @@ class ORPOArguments(PreferenceArguments):
     beta: PositiveFloat = option(0.1, "Weight of the odds ratio loss (lambda in the paper).")
 
 
-#: The loss types of CPO.
+#: Names of the losses of CPO.
 CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "alphapo")
 
 
@@ -1186,7 +1198,11 @@ class CPOArguments(PreferenceArguments):
     loss_type: Literal["sigmoid", "hinge", "ipo", "simpo", "alphapo"] = option(
         "sigmoid", "The loss: sigmoid, hinge or ipo (CPO), simpo, or alphapo."
     )
-    label_smoothing: float = option(0.0, "Probability that a label is wrong, for the loss sigmoid.")
+    label_smoothing: float = option(
+        0.0,
+        "Probability that the chosen and the rejected answer of a pair are swapped, for the loss "
+        "sigmoid.",
+    )
     cpo_alpha: Annotated[float, AllowedValues("0 or more", minimum=0)] | None = option(
         None,
         "Weight of the cross-entropy of the chosen answers. Default: 1, and 0 for simpo and "
@@ -1196,7 +1212,7 @@ class CPOArguments(PreferenceArguments):
     alpha: float = option(0.0, "Exponent of the transformed rewards of alphapo.")
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for smoothing that the loss does not support."""
+        """Also yields errors for flags that the loss does not support."""
         yield from _smoothing_problems(self.label_smoothing, self.loss_type == "sigmoid", "sigmoid")
         if self.alpha and self.loss_type != "alphapo":
             yield f"--alpha {self.alpha} has no effect with --loss_type {self.loss_type}: drop it"
@@ -1237,19 +1253,20 @@ class RetrievalArguments(MixtureArguments, RecordArguments):
     )
     temperature: PositiveFloat | None = option(
         None,
-        "Temperature, which divides the scores of model and teacher in distill_kl_div, and the "
-        "similarities in gist. Default: depends on --loss.",
+        "Temperature. distill_kl_div divides the scores of model and teacher by it, and gist "
+        "divides the similarities by it. Default: depends on --loss.",
     )
     mini_batch_size: PositiveInt | None = option(
         None,
-        "Number of examples per device that are encoded at a time. The gradient is the same for "
-        "all values, but a small value needs less memory, so that a batch can be much larger "
-        "(GradCache). Each example is encoded twice. Default: the whole batch at once.",
+        "Number of examples per device that are encoded at a time (GradCache). The gradient does "
+        "not depend on this value. A small value needs less memory and so allows a larger batch, "
+        "but each example is encoded twice. Default: the whole batch at once.",
     )
     batch_sampler: Literal["batch_sampler", "no_duplicates", "group_by_label"] = option(
         "batch_sampler",
-        "How examples are combined into batches: at random, at random but without duplicate texts "
-        "in a batch, or with at least two examples of each label.",
+        "How examples are combined into batches. batch_sampler: at random. no_duplicates: at "
+        "random, but without duplicate texts in a batch. group_by_label: with at least two "
+        "examples of each label in the batch.",
     )
     query_prompt: str | None = option(
         None, "Text that precedes each query. It is saved with the model."
@@ -1285,23 +1302,28 @@ class VectorArguments(RetrievalArguments):
 
     directions: str | None = option(
         None,
-        f"Comma-separated candidates of multiple_negatives_ranking: {', '.join(DIRECTIONS)}. "
-        "Default: query_to_doc. All four are the improved contrastive loss of GTE.",
+        "Comma-separated similarities that multiple_negatives_ranking compares with the similarity "
+        f"of query and positive: {', '.join(DIRECTIONS)}. Default: query_to_doc. With all four, "
+        "the loss is the improved contrastive loss of GTE.",
     )
     partition_mode: Literal["joint", "per_direction"] | None = option(
         None,
-        "Whether all directions share one softmax (joint), or the loss is the mean over the "
-        "directions. Default: joint.",
+        "Whether all --directions share one softmax (joint), or the loss is the mean of a separate "
+        "loss for each direction (per_direction). Default: joint.",
     )
     hardness_mode: Literal["in_batch_negatives", "hard_negatives", "all_negatives"] | None = option(
-        None, "Negatives of multiple_negatives_ranking whose logits are increased."
+        None,
+        "Negatives of multiple_negatives_ranking whose logits are increased, so that they have "
+        "more weight. Default: none.",
     )
     hardness_strength: NonNegativeFloat = option(
-        0.0, "Factor of the similarity that is added to the logits of these negatives."
+        0.0,
+        "The logits of the negatives in --hardness_mode are increased by this value times their "
+        "similarity to the query.",
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for invalid directions."""
+        """Also yields errors for invalid values of `--directions`."""
         unknown = [name for name in self.direction_names if name not in DIRECTIONS]
         if unknown:
             yield (
@@ -1309,12 +1331,15 @@ class VectorArguments(RetrievalArguments):
                 f"{did_you_mean(unknown[0], DIRECTIONS)}"
             )
         elif self.direction_names and DIRECTIONS[0] not in self.direction_names:
-            yield f"--directions must contain {DIRECTIONS[0]}, which has the positive pairs"
+            yield (
+                f"--directions must contain {DIRECTIONS[0]}, because only this direction contains "
+                "the similarities of queries and their positives"
+            )
         same = {"query_to_query", "doc_to_doc"} & set(self.direction_names)
         if self.partition_mode == "per_direction" and same:
             yield (
                 f"--partition_mode per_direction does not support the direction {min(same)}, which "
-                "has no positive pairs: use joint"
+                "contains no positive pairs: use --partition_mode joint"
             )
         yield from super().problems()
 
@@ -1357,7 +1382,7 @@ class EmbeddingArguments(VectorArguments):
         "features of an embedding are each trained to be usable as an embedding (Matryoshka).",
     )
     matryoshka_weights: str | None = option(
-        None, "Comma-separated weights of the losses of these dimensions. Default: 1 for each."
+        None, "Comma-separated weights of the losses of --matryoshka_dims. Default: 1 for each."
     )
     distance_metric: Literal["euclidean", "cosine", "manhattan", "l2"] | None = option(
         None,
@@ -1366,16 +1391,17 @@ class EmbeddingArguments(VectorArguments):
     )
     guide_model: str | None = option(
         None,
-        "Directory or Hub name of the embedding model that recognizes false negatives, for gist. "
-        "Its embeddings are computed once, before training.",
+        "Directory or Hub name of the embedding model with which the loss gist recognizes false "
+        "negatives. Its embeddings are computed once, before training.",
     )
     margin_strategy: Literal["absolute", "relative"] = option(
         "absolute",
-        "Whether --margin of gist is an absolute similarity, or relative to that of the positive.",
+        "Whether --margin of the loss gist is an absolute similarity, or a fraction of the "
+        "similarity of the positive (relative).",
     )
 
     def problems(self) -> Iterator[str]:
-        """Also yields errors for invalid Matryoshka dimensions and for a missing guide."""
+        """Also yields errors for invalid Matryoshka dimensions and for a missing guide model."""
         try:
             wrong = min(self.dims, default=1) < 1
         except ValueError:
@@ -1397,11 +1423,11 @@ class EmbeddingArguments(VectorArguments):
             )
         if self.loss == "softmax" and self.matryoshka_dims:
             yield (
-                "--loss softmax does not support --matryoshka_dims, because its classifier has one "
-                "input size: drop one of them"
+                "--loss softmax does not support --matryoshka_dims, because its classifier "
+                "requires embeddings of one size: drop one of them"
             )
         if (self.loss == "gist") != bool(self.guide_model):
-            yield "--loss gist requires --guide_model, which no other loss supports"
+            yield "--loss gist requires --guide_model, and no other loss supports this flag"
         yield from super().problems()
 
     @property
@@ -1444,8 +1470,8 @@ class SparseArguments(VectorArguments):
     )
     regularizer_warmup_ratio: Fraction = option(
         1 / 3,
-        "Fraction of the training steps in which the weights of the regularizers grow "
-        "quadratically from 0.",
+        "Fraction of the training steps after which the weights of the regularizers have their "
+        "full values. They start at 0 and grow quadratically.",
     )
 
 
@@ -1463,8 +1489,8 @@ class MultiVectorArguments(VectorArguments):
     )
     embedding_size: PositiveInt | None = option(
         None,
-        "Size of the token vectors of a model without a projection, which is then initialized "
-        "randomly. Default: 128.",
+        "Size of the token vectors, for a model without a projection. A projection to this size is "
+        "then added with random weights. Default: 128.",
     )
     query_length: PositiveInt | None = option(
         None,
@@ -1499,24 +1525,24 @@ class CrossEncoderArguments(RetrievalArguments):
     )
     pos_weight: PositiveFloat | None = option(
         None,
-        "Weight of the positive examples in binary_cross_entropy, usually the number of negatives "
-        "per positive. Default: 1.",
+        "Weight of the positive examples in binary_cross_entropy. A common choice is the number of "
+        "negatives per positive. Default: 1.",
     )
     num_negatives: PositiveInt = option(
         4,
-        "Number of other examples' documents that serve as negatives of a query in "
+        "Number of documents of other examples that are added as negatives of a query in "
         "multiple_negatives_ranking.",
     )
     activation: Literal["sigmoid", "identity"] = option(
         "sigmoid", "Activation function of the scores in multiple_negatives_ranking."
     )
     weighting_scheme: Literal["none", "ndcg_loss1", "ndcg_loss2", "lambda_rank", "ndcg_loss2pp"] = (
-        option("ndcg_loss2pp", "Weights of the pairs in lambda_loss.")
+        option("ndcg_loss2pp", "How lambda_loss weights pairs of documents.")
     )
     cutoff: PositiveInt | None = option(
         None,
-        "Number of documents at the beginning of a ranking. In lambda_loss and rank_net, a pair "
-        "counts if one of its documents is among them. Default: all documents.",
+        "Number of documents at the beginning of a ranking. In lambda_loss and rank_net, a pair of "
+        "documents only counts if one of them is among these. Default: all documents.",
     )
     respect_input_order: bool = option(
         True,
@@ -1687,8 +1713,8 @@ class AudioArguments(ExampleArguments):
     )
     mask_time_prob: Fraction | None = option(
         None,
-        "Fraction of the frames to mask, if masked spans did not overlap. Overlapping spans mask "
-        "fewer frames. Default: mask_time_prob of the configuration.",
+        "Fraction of the frames to mask. It is exact if masked spans do not overlap. Overlapping "
+        "spans mask fewer frames. Default: mask_time_prob of the configuration.",
     )
     mask_time_length: PositiveInt | None = option(
         None,
@@ -1758,7 +1784,7 @@ class SpeechArguments(AudioArguments):
         yield from super().problems()
 
 
-#: Classes of arguments for reading tables.
+#: The classes of arguments with which tables are read.
 TableArguments = ClassificationArguments | RecordArguments | ImageArguments | AudioArguments
 
 PARALLEL_HELP = (
@@ -1785,8 +1811,8 @@ class TranslationArguments(TextArguments):
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = SIDE_COLUMNS
     #: Whether line breaks within texts are kept.
     keep_line_breaks: ClassVar[bool] = False
-    #: Whether a first line of short, distinct words counts as a header of a table even if none of
-    #: them is a common column name. See `tables.is_header`.
+    #: Whether `tables.is_header` treats a first line of short, distinct words as the header of a
+    #: table even if none of the words is a common column name.
     expects_header: ClassVar[bool] = False
     #: The flags that specify the source and the target column.
     side_flags: ClassVar[Mapping[str, str]] = {
@@ -1846,7 +1872,7 @@ class TranslationArguments(TextArguments):
         "if that is smaller.",
     )
     truncate_long_pairs: bool = option(
-        False, "Truncate training pairs that exceed the maximum length instead of leaving them out."
+        False, "Truncate training pairs that exceed the maximum length instead of skipping them."
     )
     label_smoothing_factor: SmoothingFactor = option(0.1, SMOOTHING_HELP)
     predict_with_generate: bool = option(

@@ -1,6 +1,6 @@
 """Tokenization of conversations, prompt-completion pairs and texts for supervised fine-tuning.
 
-Each example becomes token ids with a loss mask.
+The result for an example consists of token IDs and a loss mask.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROMPT_COMPLETION = ("prompt", "completion")
-#: The tag that marks the beginning of an answer in a chat template, as in Transformers.
+#: The tag that marks the beginning of an assistant message in a chat template, as in Transformers.
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-#: Standard roles for the values of "from" in conversations with the keys "from" and "value".
+#: The role for each value of "from" in messages with the keys "from" and "value".
 ROLE_NAMES = {"human": "user", "gpt": "assistant"}
 
 
 class InvalidExample(Exception):
-    """An example cannot be trained on. The message contains the reason."""
+    """Raised for an example that cannot be used for training. The message contains the reason."""
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -52,7 +52,7 @@ class TokenizedExample(NamedTuple):
     """The tokens of an example.
 
     Attributes:
-        ids: Token ids, int32 `(tokens,)`.
+        ids: Token IDs, int32 `(tokens,)`.
         loss_mask: True for tokens that contribute to the loss, bool `(tokens,)`.
     """
 
@@ -66,14 +66,16 @@ def configure_tokenizer(
     """Sets the chat template and the end-of-turn token of a tokenizer according to the flags.
 
     Raises:
-        UsageError: The template cannot be read, or the tokenizer does not have the token.
+        UsageError: The template cannot be read, or the end-of-turn token is not in the vocabulary.
     """
     path, end = arguments.chat_template_path, arguments.eos_token
     if path is not None and path.endswith((".jinja", ".j2")):
         try:
             tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--chat_template_path {path}: {first_line(error)}") from error
+            raise UsageError(
+                f"--chat_template_path {path} cannot be read: {first_line(error)}"
+            ) from error
     elif path is not None:
         from transformers import AutoTokenizer
 
@@ -94,8 +96,8 @@ def configure_tokenizer(
     if end not in tokenizer.get_vocab():
         source = "--eos_token" if arguments.eos_token else f"--chat_template_path {path} ends with"
         raise UsageError(
-            f"{source} {end}: the tokenizer does not have this token; add it to the tokenizer, "
-            "and its embedding to the model, before training"
+            f"{source} {end}: the tokenizer does not have this token. Before training, add the "
+            "token to the tokenizer, and an embedding for it to the model"
         )
     tokenizer.eos_token = end
 
@@ -129,7 +131,7 @@ class TextEncoder:
             ) from error
 
     def append_eos(self, text: str) -> str:
-        """Returns a text that ends with the end-of-text token."""
+        """Appends the end-of-text token to a text, unless the text already ends with it."""
         end = self.tokenizer.eos_token
         if end is None:
             raise UsageError("the tokenizer has no end-of-text token: specify one with --eos_token")
@@ -155,14 +157,16 @@ class TextEncoder:
         """Formats messages with the chat template and tokenizes the result.
 
         A token is part of an answer if it contains at least one character of the answer. The mask
-        that Transformers computes is not used: if an answer ends with a space that is not part of
-        any token (`trim_offsets`), that mask includes everything up to the end of the conversation.
+        that Transformers computes is not used, because it can be wrong: if an answer ends with a
+        space that is not part of any token (`trim_offsets`), this mask includes everything up to
+        the end of the conversation.
 
         Args:
             messages: The messages.
             example: The example. Its "tools" and "chat_template_kwargs" are passed to the template.
             generation_prompt: Whether to append the generation prompt.
-            answers_only: Whether the loss mask contains answers only, which the template must mark.
+            answers_only: Whether the loss mask only contains the tokens of answers. The template
+                must then mark the answers. Otherwise, the mask contains all tokens.
         """
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -197,7 +201,7 @@ class TextEncoder:
             return TokenizedExample(ids, np.ones(len(ids), bool))
         loss_mask, previous_end = [], 0
         for start, stop in encoded["offset_mapping"]:
-            # The offsets of a token are empty if its whitespace is trimmed.
+            # If a token consists of trimmed whitespace, its start equals its end.
             start = previous_end if start == stop else start
             loss_mask.append(any(start < last and stop > first for first, last in spans[0]))
             previous_end = stop
@@ -207,12 +211,12 @@ class TextEncoder:
 class ChatEncoder(TextEncoder):
     """Tokenizes examples like TRL's `SFTTrainer`.
 
-    Conversations are formatted with the tokenizer's chat template, which also adds its generation
-    prompt to the end of a conversational prompt. Plain texts and completions end with the
-    end-of-text token.
+    Conversations are formatted with the tokenizer's chat template. If a prompt is a conversation,
+    the generation prompt of the template is appended to it. The end-of-text token is appended to
+    plain texts and completions.
 
-    For examples with `prompt` and `completion`, both the prompt alone and the prompt with its
-    completion are tokenized. The loss starts at the first token that differs.
+    For examples with `prompt` and `completion`, the prompt is tokenized alone and together with its
+    completion. The loss starts at the first token in which these token sequences differ.
 
     Attributes:
         columns: The columns to read.
@@ -220,7 +224,8 @@ class ChatEncoder(TextEncoder):
             completion is appended.
 
     Raises:
-        UsageError: Flags, columns and chat template contradict each other.
+        UsageError: The data lacks the required columns, or the data or the chat template does not
+            support one of the flags.
     """
 
     def __init__(
@@ -278,7 +283,7 @@ class ChatEncoder(TextEncoder):
         if not GENERATION_TAG.search(template):
             raise UsageError(
                 "--assistant_only_loss: the chat template does not mark assistant messages with "
-                "{% generation %} ... {% endgeneration %}: use one that does with "
+                "{% generation %} ... {% endgeneration %}: pass a template that does with "
                 "--chat_template_path"
             )
         if not self.tokenizer.is_fast:
@@ -324,24 +329,24 @@ class ChatEncoder(TextEncoder):
         )
 
     def end_of_turn(self) -> tuple[str | None, bool]:
-        """Returns the token with which the template ends an answer.
+        """Returns the token with which the chat template ends an answer.
 
         Returns:
-            A pair. The first element is the token, or `None` if answers do not end with a special
-            or added token. The second element is whether the model can learn to end an answer. It
-            is false with `--assistant_only_loss` if the loss does not include the token at the end
-            of an answer.
+            The token, or `None` if answers do not end with a special or added token. The second
+            value is whether the model can learn to end an answer. It is false if
+            `--assistant_only_loss` is set and the template does not mark the token at the end of an
+            answer as part of the answer.
         """
         turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            # Some templates end a turn only if another turn follows.
+            # Some templates only add the end-of-turn token if another turn follows.
             tokens = self.apply_template(
                 messages if self.assistant_only else messages[:2],
                 {},
                 answers_only=self.assistant_only,
             )
-        except InvalidExample:  # the template requires other messages
+        except InvalidExample:  # the template does not support these messages
             return None, True
         ids = tokens.ids[tokens.loss_mask].tolist()
         while ids and not str(self.tokenizer.decode(ids[-1:])).strip():
@@ -353,12 +358,15 @@ class ChatEncoder(TextEncoder):
 
 
 def check_text(value: object, column: str, empty: bool = False) -> str:
-    """Returns `value` if it is a string that is not blank. Otherwise raises `InvalidExample`.
+    """Checks that the value of a cell is a string that is not blank, and returns it.
 
     Args:
-        value: The value of a cell.
+        value: The value of the cell.
         column: Name of the column, for messages.
         empty: Whether blank strings are allowed.
+
+    Raises:
+        InvalidExample: The value is not a string, or is blank.
     """
     if not isinstance(value, str):
         raise InvalidExample(f"the {column} is not a string but {value!r:.60}")
@@ -368,10 +376,10 @@ def check_text(value: object, column: str, empty: bool = False) -> str:
 
 
 def without_none(value: Any) -> Any:
-    """Removes keys whose value is `None` from dictionaries, also from nested ones.
+    """Removes all keys with the value `None` from nested dictionaries and lists.
 
-    A column of a table has the same keys in all rows. For a message, a tool call or a function
-    schema without one of them, the table contains `None`.
+    In a table, the dictionaries of a column have the same keys in all rows. If a message, a tool
+    call or a function schema does not have one of these keys, its value in the table is `None`.
     """
     if isinstance(value, Mapping):
         return {name: without_none(part) for name, part in value.items() if part is not None}
@@ -379,9 +387,9 @@ def without_none(value: Any) -> Any:
 
 
 def check_messages(value: object) -> list[dict[str, Any]]:
-    """Returns messages with "role" and "content".
+    """Checks messages, and returns them with the keys "role" and "content".
 
-    Messages with the keys "from" and "value" are converted to these keys.
+    The keys "from" and "value" are converted to these keys.
 
     Raises:
         InvalidExample: The value is not a list of messages.
@@ -423,8 +431,8 @@ def encode_examples(
 ) -> tuple[list[TokenizedExample], int]:
     """Tokenizes the examples of a split and skips invalid examples.
 
-    An example is also invalid if no token of its loss mask is left after truncation. The first
-    token does not count, because the model cannot predict it without a preceding token.
+    An example is also invalid if its loss mask contains no token after truncation. The first token
+    of the example does not count, because the model cannot predict it without a preceding token.
 
     Args:
         encode: The encoder.
@@ -469,8 +477,8 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
     """Packs documents into rows with the best-fit decreasing algorithm.
 
     The longest documents are packed first. Each document is added to the row with the least free
-    space that is still sufficient. Among rows with equal free space, the row that was first reduced
-    to this free space is used.
+    space among those with enough space. If several rows have the same free space, the one that has
+    had it for the longest time is used.
 
     Args:
         lengths: Length of each document, at most `capacity`.
@@ -481,7 +489,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
     """
     rows: list[list[int]] = []
     rows_by_space: list[deque[int]] = [deque() for _ in range(capacity + 1)]  # rows by free space
-    free_spaces: list[int] = []  # free spaces of at least one row, in ascending order
+    free_spaces: list[int] = []  # values of the free space that some row has, in ascending order
     for document in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         at = bisect_left(free_spaces, lengths[document])
         if at == len(free_spaces):
@@ -501,21 +509,21 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
 
 
 class PackedChatRows(PackedRows):
-    """Packed rows of complete examples (`--packing`). No example is split between rows.
+    """Rows that contain several packed examples (`--packing`). No example is split between rows.
 
     In addition to the arrays of `PackedRows`, the rows have the array "learned", which is 1 for
     tokens in the loss mask and 0 for all other tokens.
 
     Args:
         examples: The examples.
-        pad: The pad token id.
+        pad: The pad token ID.
         length: Row length in tokens.
-        group: Number of consecutive examples that are kept together, in the same row.
+        group: Number of consecutive examples that form a group, which is packed into one row.
 
     Attributes:
         groups: The numbers of the groups in each row.
-        row_offsets: Index of each row's first token in the store, followed by the total number of
-            tokens.
+        row_offsets: Index of the first token of each row in the store, which holds the tokens of
+            all rows. The last entry is the total number of tokens.
     """
 
     def __init__(self, examples: Sequence[TokenizedExample], pad: int, length: int, group: int = 1):
@@ -538,11 +546,11 @@ class PackedChatRows(PackedRows):
         return self.store.total_tokens
 
     def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the index of each row's first token in the store, and its number of tokens."""
+        """Returns the index of the first token in the store and the number of tokens of rows."""
         starts = self.row_offsets[np.asarray(indices)]
         return starts, self.row_offsets[np.asarray(indices) + 1] - starts
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows; see `Rows`."""
+        """Returns the arrays of some rows, as `Rows.fetch` does."""
         gathered, _ = self.loss_mask.gather(*self.spans(indices), self.length)
         return super().fetch(indices, width) | {"learned": gathered["input_ids"]}

@@ -1,9 +1,9 @@
 """Preference data: pairs of a chosen and a rejected answer, and single answers with a label.
 
-Examples have one of these formats, in which prompts and answers are strings or lists of messages:
+Prompts and answers are strings or lists of messages. Examples have one of these groups of columns:
 
-- `prompt`, `chosen` and `rejected` (explicit prompts);
-- `chosen` and `rejected`, which both begin with the prompt (implicit prompts);
+- `prompt`, `chosen` and `rejected` (explicit prompts).
+- `chosen` and `rejected`, which both begin with the prompt (implicit prompts).
 - `prompt`, `completion` and `label`, where the label is true for good completions.
 """
 
@@ -45,12 +45,11 @@ class Answers(NamedTuple):
     """The tokens of one example.
 
     Attributes:
-        prompt: Token IDs of the prompt. Only encoder-decoder models read it separately.
-        answers: Token IDs of each answer, with the prompt at the beginning. For encoder-decoder
-            models, they do not include the prompt.
-        prompt_lengths: The number of tokens of the prompt at the beginning of each answer. The loss
-            is computed on the tokens after them.
-        values: Numbers that belong to the example, such as its label, by name.
+        prompt: Token IDs of the prompt, which are the input of the encoder in an encoder-decoder.
+        answers: Token IDs of each answer. For decoder-only models, they begin with the prompt.
+        prompt_lengths: Number of prompt tokens at the beginning of each answer. The loss is
+            computed on the tokens after them.
+        values: Numbers that belong to the example, such as its label or margin, by name.
     """
 
     prompt: np.ndarray
@@ -76,19 +75,20 @@ class Encoded(NamedTuple):
 class PreferenceEncoder(TextEncoder):
     """Tokenizes examples like TRL's trainers.
 
-    Conversations are formatted with the tokenizer's chat template. Strings end with the end-of-text
-    token. A prompt ends at the first token that differs between the prompt alone and the prompt
-    with one of its answers.
+    Conversations are formatted with the tokenizer's chat template. The end-of-text token is
+    appended to strings. The prompt is tokenized alone and together with each answer. It ends at the
+    first token in which these token sequences differ.
 
     Args:
         tokenizer: The tokenizer.
         arguments: The data flags.
         records: The examples.
-        paired: Whether each example has a chosen and a rejected answer. Otherwise it has one
-            completion and a label, and pairs are split into two examples.
-        encoder_decoder: Whether the model reads prompts with an encoder.
-        requires_prompt: Whether answers in the form of strings must begin with a common prompt if
-            the examples have no column "prompt".
+        paired: Whether the objective requires examples with a chosen and a rejected answer.
+            Otherwise, it requires examples with one completion and a label. Pairs are then accepted
+            too, for the caller to split.
+        encoder_decoder: Whether the model is an encoder-decoder.
+        requires_prompt: Whether the answers of a pair must begin with a common prompt if they are
+            strings and the examples have no column "prompt".
 
     Attributes:
         names: The columns of the answers.
@@ -96,7 +96,7 @@ class PreferenceEncoder(TextEncoder):
             appended.
 
     Raises:
-        UsageError: The table lacks a column.
+        UsageError: A required column is missing.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class PreferenceEncoder(TextEncoder):
         """Tokenizes an example.
 
         Raises:
-            InvalidExample: The example is malformed.
+            InvalidExample: The example has missing, identical or malformed values.
         """
         values = [example.get(name) for name in self.names]
         for name, value in zip(self.names, values, strict=True):
@@ -161,7 +161,7 @@ class PreferenceEncoder(TextEncoder):
         """Returns the label or the margin of an example, if it has one."""
         if self.names != PAIR:
             label = example.get("label")
-            if label not in (0, 1):  # also True and False
+            if label not in (0, 1):  # True and False are equal to 1 and 0
                 raise InvalidExample(f"the label must be true or false, not {label!r:.60}")
             return {"label": float(label)}
         if (margin := example.get("margin")) is None:
@@ -192,8 +192,8 @@ class PreferenceEncoder(TextEncoder):
             shared = len(prompt_messages)
             if all(answer[:shared] == prompt_messages for answer in answers):
                 raise InvalidExample(
-                    "the answers repeat the prompt: remove the messages of the prompt from them, "
-                    "or drop the column 'prompt'"
+                    "the answers repeat the prompt: remove its messages from the answers, or drop "
+                    "the column 'prompt'"
                 )
         for answer in answers:
             check_answers(answer)
@@ -220,7 +220,8 @@ class PreferenceEncoder(TextEncoder):
         special = self.tokenizer.all_special_ids
         if self.requires_prompt and all(number in special for number in full[0][:length]):
             raise InvalidExample("chosen and rejected do not begin with the same prompt")
-        # If one answer is the beginning of the other, it keeps its last token.
+        # If one answer is the beginning of the other, its last token still belongs to the answer,
+        # so that no answer is empty.
         length = min(length, *(len(ids) - 1 for ids in full))
         return self._joined(full[0][:length], full)
 
@@ -275,7 +276,7 @@ class PreferenceEncoder(TextEncoder):
                     f"chosen and rejected are identical after truncation to {length} tokens "
                     "(--max_length)"
                 )
-        # The first token of a decoder without an encoder is not predicted.
+        # A decoder-only model does not predict the first token.
         first = 0 if self.encoder_decoder else 1
         if any(
             len(ids) <= max(prompt_length, first)
@@ -286,13 +287,21 @@ class PreferenceEncoder(TextEncoder):
 
 
 def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Messages]]:
-    """Splits conversations into their common messages at the beginning, and the remaining ones."""
+    """Splits two conversations into the messages with which both begin, and their other messages.
+
+    Returns:
+        The common messages, and the remaining messages of each conversation.
+
+    Raises:
+        InvalidExample: The conversations do not begin with the same message.
+    """
     if len(answers) == 1:
         raise InvalidExample("the prompt must be a list of messages, like the completion")
     shared = 0
     while shared < min(map(len, answers)) and answers[0][shared] == answers[1][shared]:
         shared += 1
-    # If one conversation is the beginning of the other, its last message is an answer.
+    # If one conversation is the beginning of the other, its last message still belongs to the
+    # answer, so that no answer is empty.
     shared = min(shared, *(len(messages) - 1 for messages in answers))
     if not shared:
         raise InvalidExample("chosen and rejected do not begin with the same prompt")
@@ -300,7 +309,7 @@ def _split_messages(answers: Sequence[Messages]) -> tuple[Messages, list[Message
 
 
 def unpair(examples: Iterable[Answers]) -> list[Answers]:
-    """Splits each pair into a desirable and an undesirable example."""
+    """Splits each pair into an example with the label 1 and an example with the label 0."""
     return [
         Answers(item.prompt, (answer,), (length,), {"label": label})
         for item in examples
@@ -321,11 +330,11 @@ def encode_preferences(
         encode: The encoder.
         records: The examples.
         split: Name of the split, for messages.
-        length: Maximum number of tokens of an answer with its prompt.
+        length: Maximum number of tokens of prompt and answer together.
         drop_long: Whether longer examples are skipped instead of truncated.
 
     Returns:
-        The examples, and the numbers of truncated and invalid examples.
+        The valid examples, and the numbers of truncated and of skipped examples.
     """
     examples, problems, num_truncated = [], {}, 0
     for row in range(len(records)):
@@ -361,8 +370,8 @@ def check_labels(examples: Sequence[Answers], split: str) -> None:
     if len(labels) < 2:
         label_name = "true" if 1.0 in labels else "false"
         raise DataError(
-            f"all {len(examples)} {split} examples have the label {label_name}: the loss compares "
-            "good and bad completions, so the data must contain both labels"
+            f"all {len(examples)} {split} examples have the label {label_name}, but the loss "
+            "compares good and bad completions: add examples with the other label"
         )
 
 
@@ -383,15 +392,16 @@ def _numbers_of(examples: Sequence[Answers]) -> dict[str, np.ndarray]:
 
 
 class AnswerRows(GroupedRows):
-    """One example per row. Arrays have the shape `(rows, answers, width)`.
+    """Rows that contain one example each. Arrays have the shape `(rows, answers, width)`.
 
     In addition to the arrays of `GroupedRows`, the rows have the array "learned", which is 1 for
-    the tokens of the answers, and an array `(rows,)` for each number of the examples.
+    the tokens of the answers. They also have an array `(rows,)` for each number in the examples,
+    such as "label" or "margin".
 
     Args:
         examples: The examples.
         pad: The pad token ID.
-        length: Maximum number of tokens of an answer with its prompt.
+        length: Maximum number of tokens of prompt and answer together.
         pad_to_max_length: Whether all rows are padded to `length`.
     """
 
@@ -414,14 +424,14 @@ class AnswerRows(GroupedRows):
     def fetch_mismatched(
         self, indices: np.ndarray, answer_rows: np.ndarray, width: int
     ) -> dict[str, np.ndarray]:
-        """Returns the prompts of some rows, each followed by the answer of another row.
+        """Combines the prompts of some rows with the answers of other rows.
 
-        Only rows with a single answer are supported.
+        Only examples with a single answer are supported.
 
         Args:
-            indices: The rows of the prompts.
-            answer_rows: The rows of the answers.
-            width: Number of columns. Longer rows are truncated.
+            indices: The rows from which the prompts are taken.
+            answer_rows: For each of them, the row from which the answer is taken.
+            width: Number of tokens to which the result is padded or truncated.
 
         Returns:
             "mismatched_ids", "mismatched_segments" and "mismatched_learned", int32
@@ -447,7 +457,7 @@ class AnswerRows(GroupedRows):
 
 
 class PackedAnswerRows(PackedChatRows):
-    """Several pairs per row. The answers of a pair are two neighboring documents of the same row.
+    """Rows that contain several packed pairs. The answers of a pair are two adjacent documents.
 
     Args:
         examples: The examples.
@@ -455,10 +465,10 @@ class PackedAnswerRows(PackedChatRows):
         length: Number of tokens per row.
 
     Attributes:
-        pair_numbers: The number of the example of each pair of a row, or -1 if the row has fewer
-            pairs, int64 `(rows, max_pairs)`.
-        arrays: Additional arrays with one entry per example, by name. Rows contain these entries
-            for each of their pairs.
+        pair_numbers: The index of the example of each pair in a row, int64 `(rows, max_pairs)`. It
+            is -1 in rows with fewer than `max_pairs` pairs.
+        arrays: Additional arrays with one entry per example, by name. `fetch` returns the entries
+            of the pairs in each row.
     """
 
     def __init__(self, examples: Sequence[Answers], pad: int, length: int):
@@ -477,14 +487,14 @@ class PackedAnswerRows(PackedChatRows):
         self.arrays: dict[str, np.ndarray] = _numbers_of(examples)
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows, and "pairs", which is false for missing pairs."""
+        """Returns the arrays of some rows, and "pairs", a mask of the pairs that a row contains."""
         numbers = self.pair_numbers[np.asarray(indices)]
         arrays = {name: values[np.maximum(numbers, 0)] for name, values in self.arrays.items()}
         return super().fetch(indices, width) | arrays | {"pairs": numbers >= 0}
 
 
 class PromptRows:
-    """Prompts for an encoder, and their answers for a decoder.
+    """Rows for encoder-decoders: a prompt for the encoder, and answers for the decoder.
 
     Args:
         examples: The examples.
@@ -519,7 +529,7 @@ class PromptRows:
     def fetch(
         self, indices: np.ndarray, width: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns "prompt_ids" and "prompt_segments" and the arrays of the answers."""
+        """Returns "prompt_ids" and "prompt_segments", and the arrays of the answers."""
         widths = width or self.width(indices)
         prompts = self.prompts.fetch(indices, widths[0])
         arrays = {f"prompt_{name.split('_')[0]}": array for name, array in prompts.items()}
@@ -531,5 +541,5 @@ class PromptRows:
     def fetch_mismatched(
         self, indices: np.ndarray, answer_rows: np.ndarray, width: tuple[int, int]
     ) -> dict[str, np.ndarray]:
-        """Returns the answers of other rows; see `AnswerRows.fetch_mismatched`."""
+        """Returns the answers of other rows, as `AnswerRows.fetch_mismatched` does."""
         return self.answers.fetch_mismatched(indices, answer_rows, width[1])

@@ -1,4 +1,4 @@
-"""Training examples of retrieval models: their columns, labels and token rows."""
+"""Training data of retrieval models: selects columns, checks labels, and creates rows of tokens."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from hfseq.data.batches import Batches, GroupedRows, derive_key
 from hfseq.data.records import Records
 from hfseq.errors import DataError, UsageError
 
-#: The first of these columns contains the labels, as in sentence-transformers.
+#: Names of label columns. As in sentence-transformers, the first of these that a table has is used.
 LABEL_COLUMNS = ("label", "labels", "score", "scores")
-#: The labels of a loss: a number, 0 or 1, a class, or a list of numbers.
+#: The types of labels: a number ("score"), 0 or 1 ("binary"), a class, or a list of numbers
+#: ("scores").
 LabelKind = Literal["score", "binary", "class", "scores"]
 
 
 class Columns(NamedTuple):
-    """The columns of a table that are used.
+    """The columns that are read from a table.
 
     Attributes:
-        texts: The text columns in order.
-        label: The column of the labels, if there is one.
+        texts: Names of the text columns in order. The first contains the query.
+        label: Name of the column with the labels, or `None`.
     """
 
     texts: list[str]
@@ -32,10 +33,11 @@ class Columns(NamedTuple):
 
 
 def find_columns(records: Records, minimum: int, lists: bool = False) -> Columns:
-    """Returns the columns of texts and labels.
+    """Selects the columns with texts and labels.
 
-    The columns anchor, positive and negative* are used if the first two exist. Otherwise, all text
-    columns are used in the order of the file. The names have no further meaning.
+    If a table has the columns "anchor" and "positive", the text columns are these and all columns
+    whose names start with "negative". Otherwise, all columns with texts are used in the order of
+    the file, whatever their names are.
 
     Args:
         records: The examples.
@@ -67,13 +69,14 @@ def find_columns(records: Records, minimum: int, lists: bool = False) -> Columns
         raise UsageError(
             f"{table.origin} has the columns {', '.join(names)}, but at least {count} "
             "required. Name them anchor, positive and (optionally) negative, or provide text "
-            f"columns in this order. A column {' or '.join(LABEL_COLUMNS)} contains labels."
+            "columns with other names in this order. A column with labels must be named "
+            f"{', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}."
         )
     return Columns(texts, label)
 
 
 def text_problem(name: str, text: Any) -> str | None:
-    """Describes why a cell is not a text, or returns `None`."""
+    """Describes why a cell does not contain a text, or returns `None` if it does."""
     if isinstance(text, str) and text.strip():
         return None
     return f"'{name}' must be a non-empty text, not {text!r:.60}"
@@ -82,17 +85,22 @@ def text_problem(name: str, text: Any) -> str | None:
 def label_problem(
     name: str, label: Any, label_kind: LabelKind, lengths: Sequence[int] = ()
 ) -> str | None:
-    """Describes why a cell is not a label of the expected type, or returns `None`.
+    """Describes why a cell does not contain a label of the expected type.
 
     Args:
         name: Name of the column.
-        label: The cell.
+        label: The content of the cell.
         label_kind: The expected type of the label.
-        lengths: Allowed lengths of a list.
+        lengths: Allowed lengths of a list of numbers. Empty for any length.
+
+    Returns:
+        The problem, or `None` for a valid label.
     """
     if label_kind == "class":
         is_class = isinstance(label, int | str) and label != ""
-        return None if is_class else f"'{name}' must be a class, not {label!r:.60}"
+        if is_class:
+            return None
+        return f"'{name}' must be a class (an integer or a text), not {label!r:.60}"
     if label_kind == "scores":
         values = label if isinstance(label, list) else [label]
         numbers = [parse_number(value) for value in values]
@@ -111,7 +119,7 @@ def label_problem(
 
 
 def parse_number(value: Any) -> float | None:
-    """Returns a finite number, or `None` if the value is not one."""
+    """Converts a value to a number. Returns `None` if this is impossible or the number infinite."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -120,7 +128,7 @@ def parse_number(value: Any) -> float | None:
 
 
 def class_labels(splits: Mapping[str, Records]) -> list[Any]:
-    """Returns the classes of all splits in order. Texts that are integers count as integers."""
+    """Returns the classes in the label columns of all splits, sorted. Integers precede texts."""
     classes: set[Any] = set()
     for records in splits.values():
         label = find_columns(records, 2).label
@@ -133,18 +141,18 @@ def class_labels(splits: Mapping[str, Records]) -> list[Any]:
 def encode_labels(
     labels: Sequence[Any], label_kind: LabelKind, classes: dict[Any, int]
 ) -> np.ndarray:
-    """Returns valid labels as an array with one entry per row.
+    """Converts labels to an array with one entry per row.
 
     Args:
-        labels: Labels without problems.
+        labels: Labels for which `label_problem` has found no problem.
         label_kind: The type of the labels.
-        classes: The number of each class. New classes are added.
+        classes: The ID of each class. New classes are added.
 
     Returns:
-        Float32 numbers `(rows,)` or `(rows, numbers)`, or int32 class numbers `(rows,)`.
+        Float32 numbers, `(rows,)` or `(rows, numbers)`, or int32 class IDs, `(rows,)`.
 
     Raises:
-        DataError: The lists have different lengths.
+        DataError: The labels are lists of different lengths.
     """
     if label_kind == "class":
         return np.array([classes.setdefault(label, len(classes)) for label in labels], np.int32)
@@ -152,7 +160,10 @@ def encode_labels(
         return np.array([float(label) for label in labels], np.float32)
     lists = [label if isinstance(label, list) else [label] for label in labels]
     if len(sizes := sorted(set(map(len, lists)))) > 1:
-        raise DataError(f"the lists of scores have different lengths: {', '.join(map(str, sizes))}")
+        raise DataError(
+            "the lists of scores in the label column must have the same length, but have the "
+            f"different lengths {', '.join(map(str, sizes))}"
+        )
     numbers = np.array([[float(value) for value in values] for values in lists], np.float32)
     return numbers[:, 0] if numbers.shape[1] == 1 else numbers
 
@@ -168,25 +179,26 @@ def text_values(columns: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array(values, np.int64).T.reshape(len(columns[0]), len(columns))
 
 
-#: Prefix of the arrays of queries, whose width differs from that of documents.
+#: Prefix of the names of arrays with queries. Queries and documents are separate arrays, because
+#: their widths differ.
 QUERY = "query_"
 
 
 class RetrievalRows:
     """Rows of examples whose first text is a query, and whose other texts are documents.
 
-    Queries and documents have separate widths. `fetch` returns "input_ids" and "segment_ids" of the
-    documents, `(rows, documents, width)`, and those of the query with the prefix "query_",
-    `(rows, 1, width)`.
+    Queries and documents have separate widths. `fetch` returns the arrays "input_ids" and
+    "segment_ids" for documents, `(rows, documents, width)`. For queries, it returns
+    "query_input_ids" and "query_segment_ids", `(rows, 1, query width)`.
 
     Args:
-        documents: The documents of each example.
-        queries: The query of each example, or `None` if there are only documents.
+        documents: The tokens of the documents of each example.
+        queries: The tokens of the query of each example, or `None` if there are only documents.
         arrays: Further arrays with one entry per row, by name, such as "labels".
         values: A hash of each text, `(rows, texts)`.
     """
 
-    max_runs = 2  # a text and its padding
+    max_runs = 2  # the segments of a text and of its padding
 
     def __init__(
         self,
@@ -208,14 +220,14 @@ class RetrievalRows:
         return self.documents.total_tokens + queries
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns the widths of queries and documents."""
+        """Returns the widths of queries and documents in a batch of these rows."""
         query_width = 0 if self.queries is None else self.queries.width(indices)
         return query_width, self.documents.width(indices)
 
     def fetch(
         self, indices: np.ndarray, width: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows."""
+        """Returns the arrays of some rows."""
         query_width, document_width = width or self.width(indices)
         rows = self.documents.fetch(indices, document_width)
         if self.queries is not None:
@@ -224,20 +236,21 @@ class RetrievalRows:
         return rows | {name: array[indices] for name, array in self.arrays.items()}
 
 
-#: Maps pairs of texts to their token IDs and token types.
+#: A function that returns the token IDs and the token type IDs of pairs of texts.
 PairTokenizer = Callable[[Sequence[tuple[str, str]]], tuple[list[list[int]], list[list[int]]]]
 
 
 class PairRows(GroupedRows):
-    """Rows of a query and several documents, as tokens of pairs: `(rows, documents, width)`.
+    """Rows with a query and several documents for cross-encoders.
 
-    Rows can have different numbers of documents. The array "document_mask" `(rows, documents)` is
-    false for the missing ones.
+    Each document is tokenized together with its query. Arrays have the shape `(rows, documents,
+    width)`. Rows can have different numbers of documents: the array "document_mask", `(rows,
+    documents)`, is false where a row has fewer documents than others.
 
     Args:
         queries: The query of each row.
         documents: The documents of each row.
-        tokenize: Tokenizes pairs.
+        tokenize: Function that tokenizes pairs.
         pad: ID of the padding token.
         max_length: Maximum number of tokens per pair.
         pad_to_max_length: Whether all rows are padded to ``max_length``.
@@ -268,7 +281,8 @@ class PairRows(GroupedRows):
                 for start, count in zip(offsets.tolist(), self.counts.tolist(), strict=False)
             ]
 
-        # A missing document has one token, so that it is cheap and its score is finite.
+        # A missing document is represented by one token, so its score is finite and it adds little
+        # to the cost of the batch.
         super().__init__(
             [column(ids, number, ids[0][:1]) for number in columns],
             pad,
@@ -280,7 +294,7 @@ class PairRows(GroupedRows):
 
     @property
     def values(self) -> np.ndarray:
-        """A hash of each text, int64 `(rows, texts)`. Missing documents repeat the query."""
+        """A hash of each text, int64 `(rows, texts)`. A missing document has the query's hash."""
         columns = [self.queries]
         for number in range(self.size):
             pairs = zip(self.queries, self.texts, strict=True)
@@ -288,19 +302,20 @@ class PairRows(GroupedRows):
         return text_values(columns)
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows, padded to ``width`` columns."""
+        """Returns the arrays of some rows, padded to ``width`` tokens."""
         mask = np.arange(self.size) < self.counts[indices][:, None]
         return super().fetch(indices, width) | {"document_mask": mask}
 
 
 class CandidateBatches(Batches):
-    """Adds documents of other rows of the batch to each row, as further negatives.
+    """Batches in which documents of other rows are added to each row as negatives.
 
-    The documents are drawn at random without repetition, as a function of the seed, the step and
-    the position in the batch. They follow the row's own documents.
+    The added documents follow the documents of the row. They are drawn at random without
+    repetition. The draw only depends on the seed, the step and the position of the row in the
+    batch.
 
     Args:
-        batches: The batches.
+        batches: The batches of `PairRows` to which documents are added.
         count: Number of documents to add. If the other rows of the batch have fewer documents, all
             of them are added.
     """
@@ -316,10 +331,10 @@ class CandidateBatches(Batches):
         return self.batches.indices(step)
 
     def candidates(self, step: int) -> np.ndarray:
-        """Returns the candidates of each row, `(batch_size, count)`.
+        """Returns the documents to add to each row of a step, `(batch_size, count)`.
 
-        A candidate is the number of a document, counted over all rows of the batch. If the batch
-        has too few documents, missing candidates are -1.
+        A document is identified by its number in the batch. If the other rows have fewer than
+        ``count`` documents, the missing entries are -1.
         """
         indices, valid = self.indices(step)
         rows: Any = self.rows
@@ -337,12 +352,13 @@ class CandidateBatches(Batches):
         return candidates
 
     def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns some rows of a step's batch, with their candidates."""
+        """Returns some rows of a step's batch, with the added documents."""
         rows: Any = self.rows
         indices, valid = self.indices(step)
         candidates = self.candidates(step)
         owners, numbers = np.divmod(np.maximum(candidates, 0), rows.size)
-        # All pairs are tokenized, because the width depends on the complete batch.
+        # All pairs of the batch are tokenized, even those of other rows, because the width of the
+        # arrays depends on all of them.
         pairs = [
             (rows.queries[row], rows.texts[indices[owner]][number])
             for row, row_owners, row_numbers in zip(indices, owners, numbers, strict=True)

@@ -1,7 +1,7 @@
-"""Batches whose rows are selected by their content, and batches of several datasets.
+"""Batches that depend on the content of their rows, and batches of several datasets.
 
-Like `hfseq.data.batches.Batches`, the batch of each step is a pure function of (seed, step). A
-resumed run therefore needs only the step number.
+As in `hfseq.data.batches.Batches`, the batch of each step is a pure function of the seed and the
+step. To continue an interrupted run, only the number of the step is needed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from hfseq.data.batches import Batches, Rows, derive_key, permute
 from hfseq.errors import DataError, UsageError
 
-#: Epochs whose plans are kept. Batches are made ahead of time, so two epochs can be in use.
+#: Number of epochs whose plans are kept in memory. Batches are loaded ahead of time, so batches of
+#: two epochs can be needed at the same time.
 KEPT_EPOCHS = 2
 
 
 class PlannedBatches(Batches):
-    """Base class of batches whose rows are planned for a whole epoch.
+    """Base class of batches for which the rows of a whole epoch are selected at once.
 
     Args:
         rows: The rows.
@@ -35,9 +36,9 @@ class PlannedBatches(Batches):
         self._plans: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def plan(self, epoch: int) -> Iterable[Sequence[int]]:
-        """Yields the rows of each batch of an epoch, at most ``batch_size`` per batch.
+        """Yields the row numbers of each batch of an epoch, at most ``batch_size`` per batch.
 
-        If there are more batches than steps, the additional batches are not used.
+        Batches after the last step of the epoch are ignored.
         """
         raise NotImplementedError
 
@@ -50,7 +51,7 @@ class PlannedBatches(Batches):
                 self._plans.popitem(last=False)
         planned = self._plans[epoch][position]
         valid = planned >= 0
-        # Rows that pad the batch repeat its first row.
+        # The batch is padded with copies of its first row.
         return np.where(valid, planned, planned[0]), valid
 
     def _make_plan(self, epoch: int) -> np.ndarray:
@@ -66,17 +67,16 @@ class PlannedBatches(Batches):
 
 
 class NoDuplicatesBatches(PlannedBatches):
-    """Batches in which no value occurs twice, in any column.
+    """Batches in which no text occurs in two rows.
 
-    This is sentence-transformers' sampler ``no_duplicates``. If a value of a row is already in the
-    current batch, the row is deferred to a later batch. This also applies if an anchor equals the
-    positive of another row. Batches that cannot be filled without duplicates come last. Rows that
-    are still deferred at the end of an epoch are not used in this epoch.
+    This is sentence-transformers' sampler ``no_duplicates``. A row is deferred to a later batch if
+    one of its texts is already in the current batch, even in another column. Batches that cannot
+    be filled without duplicates are used last. Rows for which no batch is left in an epoch are not
+    used in this epoch.
 
     Args:
         rows: The rows.
-        values: A value for each text of each row, `(rows, texts)`. Equal values stand for equal
-            texts.
+        values: A hash of each text, `(rows, texts)`. Equal hashes stand for equal texts.
         batch_size: Rows per batch.
         seed: Seed of the order.
 
@@ -89,7 +89,7 @@ class NoDuplicatesBatches(PlannedBatches):
         self.values = [frozenset(row) for row in values.tolist()]
 
     def plan(self, epoch: int) -> Iterator[list[int]]:
-        """Yields the rows of each batch of an epoch."""
+        """Yields the row numbers of each batch of an epoch."""
         partial: list[list[int]] = []
         remaining = deque(self.order(epoch).tolist())
         while remaining:
@@ -112,11 +112,12 @@ class NoDuplicatesBatches(PlannedBatches):
 
 
 class GroupByLabelBatches(PlannedBatches):
-    """Batches with several labels and at least two rows of each, for losses on triplets.
+    """Batches with at least two labels and at least two rows per label, for triplet losses.
 
-    This is sentence-transformers' sampler ``group_by_label``. The labels take turns in a random
-    order, with two rows each, until only one label is left. Its other rows, and labels with a
-    single row, are not used in the epoch.
+    This is sentence-transformers' sampler ``group_by_label``. In each round, two rows of every
+    label are added to the batches, in a random order of the labels. The rounds end when only one
+    label has rows left. These rows are not used in the epoch. Labels with a single row are never
+    used.
 
     Args:
         rows: The rows.
@@ -126,7 +127,8 @@ class GroupByLabelBatches(PlannedBatches):
 
     Raises:
         UsageError: The batch size is odd or less than 4.
-        DataError: Fewer than two labels have two rows, or there are too few rows for a batch.
+        DataError: Fewer than two labels have at least two rows, or there are too few rows for a
+            batch.
     """
 
     def __init__(self, rows: Rows, labels: np.ndarray, batch_size: int, seed: int):
@@ -140,7 +142,7 @@ class GroupByLabelBatches(PlannedBatches):
         if len(self.groups) < 2:
             raise DataError(
                 "--batch_sampler group_by_label requires at least two labels with two examples "
-                f"each, but only {len(self.groups)} of {len(groups)} labels have two"
+                f"each, but only {len(self.groups)} of {len(groups)} labels have two examples"
             )
         pairs = sorted((len(group) // 2 for group in self.groups), reverse=True)
         usable = 2 * sum(min(count, pairs[1]) for count in pairs)
@@ -152,7 +154,7 @@ class GroupByLabelBatches(PlannedBatches):
         super().__init__(rows, batch_size, seed, usable // batch_size)
 
     def plan(self, epoch: int) -> Iterator[list[int]]:
-        """Yields the rows of each batch of an epoch."""
+        """Yields the row numbers of each batch of an epoch."""
         queues = []
         for number, group in enumerate(self.groups):
             key = derive_key("group", self.seed, epoch, number)
@@ -164,7 +166,8 @@ class GroupByLabelBatches(PlannedBatches):
             order = permute(np.arange(len(remaining)), len(remaining), key)
             remaining, turn = [remaining[i] for i in order.tolist()], turn + 1
             if batch and remaining[0] == last:
-                # Otherwise, four rows of the same label would follow each other.
+                # The last label of the previous round must not be the first of this round, because
+                # a batch of four rows could otherwise have only one label.
                 remaining[:2] = reversed(remaining[:2])
             for number in remaining:
                 batch += [queues[number].popleft(), queues[number].popleft()]
@@ -181,21 +184,21 @@ Strategy = Literal["proportional", "round_robin", "weighted"]
 def counts_per_epoch(
     sizes: Sequence[int], strategy: Strategy, weights: Sequence[float]
 ) -> list[int]:
-    """Returns how often each dataset is used in an epoch of a mixture.
+    """Returns how many batches or rows of each dataset are used in an epoch of a mixture.
 
     Args:
-        sizes: Size of each dataset.
+        sizes: Number of batches or rows of each dataset.
         strategy: "proportional" uses each dataset completely. "round_robin" uses all datasets
-            equally often until the smallest one is used up. "weighted" divides the total number in
-            proportion to the weights.
-        weights: The weights.
+            equally often until the smallest one is used up. "weighted" divides the sum of the sizes
+            in proportion to the weights.
+        weights: The weight of each dataset.
     """
     if strategy == "round_robin":
         return [min(sizes)] * len(sizes)
     if strategy == "proportional":
         return list(sizes)
     shares = np.asarray(weights, np.float64) / sum(weights) * sum(sizes)
-    # The largest remainders are rounded up, so that the total is exact.
+    # Shares are rounded down, and those with the largest remainders up, so that their sum is exact.
     counts = np.floor(shares).astype(np.int64)
     for index in np.argsort(counts - shares, kind="stable")[: sum(sizes) - int(counts.sum())]:
         counts[index] += 1
@@ -205,13 +208,14 @@ def counts_per_epoch(
 class MixedBatches(Batches):
     """Batches of several datasets. Each batch contains rows of one dataset only.
 
-    Losses that compare the rows of a batch then compare rows of the same dataset. The batches of
-    each dataset are used in order, from epoch to epoch of the mixture.
+    Losses that compare the rows of a batch therefore only compare rows of the same dataset. The
+    batches of each dataset are used in order. A new epoch of the mixture continues with the next
+    batch of each dataset.
 
     Args:
-        parts: The batches of each dataset, of the same size.
-        strategy: How often each dataset is used, see :func:`counts_per_epoch`.
-        weights: The weights of the datasets, for "weighted".
+        parts: The batches of each dataset. All have the same batch size.
+        strategy: How often each dataset is used, as in :func:`counts_per_epoch`.
+        weights: The weights of the datasets, for the strategy "weighted".
         seed: Seed of the order of the datasets.
     """
 
@@ -225,7 +229,7 @@ class MixedBatches(Batches):
         self._turns: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
 
     def turn(self, step: int) -> tuple[int, int]:
-        """Returns the number of the dataset of a step, and the step among its batches."""
+        """Returns the number of a step's dataset, and the step among the batches of the dataset."""
         epoch, position = divmod(step, self.steps)
         if self.strategy == "round_robin":
             return position % len(self.parts), step // len(self.parts)
@@ -238,7 +242,12 @@ class MixedBatches(Batches):
         return dataset, epoch * self.counts[dataset] + int(ranks[position])
 
     def _make_turns(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the dataset of each step of an epoch, and how often it was used before."""
+        """Selects the dataset of each step of an epoch.
+
+        Returns:
+            The number of the dataset of each step, and how many earlier steps of the epoch use the
+            same dataset.
+        """
         listed = np.repeat(np.arange(len(self.parts)), self.counts)
         order = permute(np.arange(self.steps), self.steps, derive_key("mix", self.seed, epoch))
         datasets, ranks = listed[order], np.empty(self.steps, np.int64)
@@ -247,7 +256,7 @@ class MixedBatches(Batches):
         return datasets, ranks
 
     def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns some rows of a step's batch. "dataset" is the number of the dataset."""
+        """Returns some rows of a step's batch. "dataset" contains the number of their dataset."""
         dataset, own_step = self.turn(step)
         rows = self.parts[dataset].fetch(own_step, part)
         return rows | {"dataset": np.full(len(part), dataset, np.int32)}
@@ -269,13 +278,13 @@ class MixedRows:
 
     @property
     def max_runs(self) -> int | None:
-        """An upper bound of the number of segments per row, or `None` if it is unknown."""
+        """Maximum number of segments per row, or `None` if it is unknown."""
         bounds = [getattr(part, "max_runs", None) for part in self.parts]
         known_bounds = [bound for bound in bounds if bound is not None]
         return max(known_bounds) if len(known_bounds) == len(bounds) else None
 
     def _split(self, indices: np.ndarray) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Yields each dataset, the positions of its rows in `indices`, and their row numbers."""
+        """Yields each dataset, the positions of its rows in `indices`, and their numbers in it."""
         indices = np.asarray(indices, np.int64)
         dataset = np.searchsorted(self.offsets, indices, side="right") - 1
         for number, part in enumerate(self.parts):
@@ -284,7 +293,7 @@ class MixedRows:
                 yield part, positions, indices[positions] - self.offsets[number]
 
     def width(self, indices: np.ndarray) -> int:
-        """Returns the largest of the widths that the datasets need for these rows."""
+        """Returns the width of a batch of these rows, which is the largest that a dataset needs."""
         return max(part.width(part_rows) for part, _, part_rows in self._split(indices))
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
@@ -307,15 +316,15 @@ class MixedRows:
 class MixedRowBatches(Batches):
     """Batches in which each row is drawn from one of several datasets.
 
-    In an epoch, each dataset has a fixed number of rows (see :func:`counts_per_epoch`). If this
-    number is not the size of the dataset, the next epoch continues with its other rows, so that all
-    rows of a dataset are used equally often.
+    An epoch contains a fixed number of rows of each dataset (see :func:`counts_per_epoch`). If this
+    number is smaller than the dataset, the next epoch continues with the rows that have not been
+    used yet. All rows of a dataset are therefore used equally often.
 
     Args:
         rows: The rows of all datasets.
         batch_size: Rows per batch.
-        strategy: How often each dataset is used.
-        weights: The weights of the datasets, for "weighted".
+        strategy: How often each dataset is used, as in :func:`counts_per_epoch`.
+        weights: The weights of the datasets, for the strategy "weighted".
         seed: Seed of the order.
     """
 

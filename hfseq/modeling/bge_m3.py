@@ -1,8 +1,9 @@
 """BGE-M3 (Chen et al., 2024): dense, sparse and multi-vector embeddings from one encoder.
 
-The encoder is an XLM-RoBERTa. Two linear layers compute a weight and a vector for each token. The
-repository stores them as `sparse_linear.pt` and `colbert_linear.pt`. The names of methods,
-arguments and results are those of `BGEM3FlagModel` in the package FlagEmbedding.
+The encoder is an XLM-RoBERTa. One linear layer computes a weight for each token, and another one a
+vector for each token. The repository of the model stores these layers as `sparse_linear.pt` and
+`colbert_linear.pt`. The names of methods, arguments and results are those of `BGEM3FlagModel` in
+the package FlagEmbedding.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hfseq.modeling.pretrained import FlaxPreTrainedModel
 
 SPARSE_FILE, COLBERT_FILE = "sparse_linear.pt", "colbert_linear.pt"
-#: Tokens without a sparse weight.
+#: Attributes of the tokenizer with the IDs of tokens that have no sparse weight.
 SPECIAL_TOKENS = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -54,8 +55,8 @@ def read_projection(path: str | None, name: str, source: str, hidden: int) -> De
     kernel = shapes.get("weight", ())
     if shapes.keys() != {"weight", "bias"} or len(kernel) != 2 or kernel[1] != hidden:
         raise CheckpointError(
-            f"{path} contains {shapes}, but a layer on {hidden} features has a weight (features, "
-            f"{hidden}) and a bias (features,)"
+            f"{path} contains tensors with the shapes {shapes}, but a linear layer with {hidden} "
+            f"input features has a weight (features, {hidden}) and a bias (features,)"
         )
     weight, bias = (np.asarray(tensors[key].read(...), np.float32) for key in ("weight", "bias"))
     return Dense(np.ascontiguousarray(weight.T), bias, "Identity")
@@ -63,10 +64,10 @@ def read_projection(path: str | None, name: str, source: str, hidden: int) -> De
 
 @dataclass(frozen=True, kw_only=True)
 class BGEM3Config(RetrievalConfig):
-    """Describes how hidden states are converted to the three kinds of embeddings.
+    """Describes how hidden states are converted to dense, sparse and multi-vector embeddings.
 
     Attributes:
-        sparse: Layer that computes the weight of each token, with one feature.
+        sparse: Layer with one output feature, which computes the weight of each token.
         colbert: Layer that computes the vector of each token.
     """
 
@@ -82,7 +83,14 @@ class BGEM3Config(RetrievalConfig):
         weights: ModuleWeights | None = None,
         task: str | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns dense vectors, token weights, and the vectors of all tokens after the first."""
+        """Computes the embeddings of a batch.
+
+        The arguments are those of :meth:`RetrievalConfig.embed`.
+
+        Returns:
+            The dense vectors, `(batch, hidden)`, the weights of all tokens, `(batch, tokens)`, and
+            the vectors of all tokens except the first, `(batch, tokens - 1, features)`.
+        """
         hidden = run(**inputs).last_hidden_state.astype(jnp.float32)
         token_weights = jax.nn.relu(self.sparse(hidden))[..., 0]
         token_vectors = l2_normalize(self.colbert(hidden[:, 1:]))
@@ -90,12 +98,12 @@ class BGEM3Config(RetrievalConfig):
 
 
 class BGEM3Encoder(RetrievalModel):
-    """Computes the three kinds of embeddings of BGE-M3.
+    """Computes dense, sparse and multi-vector embeddings with BGE-M3.
 
     Args:
         model: The XLM-RoBERTa encoder.
-        tokenizer: Its tokenizer.
-        sparse: Layer that computes the weight of each token, with one feature.
+        tokenizer: The tokenizer of the encoder.
+        sparse: Layer with one output feature, which computes the weight of each token.
         colbert: Layer that computes the vector of each token.
 
     Example:
@@ -116,14 +124,14 @@ class BGEM3Encoder(RetrievalModel):
 
     @classmethod
     def from_pretrained(cls, source: Any, **kwargs: Any) -> BGEM3Encoder:  # type: ignore[override]
-        """Loads the encoder, its tokenizer and both layers.
+        """Loads the encoder, its tokenizer and the two linear layers.
 
         Args:
             source: Directory or Hub name.
             **kwargs: Options of `FlaxAutoModel.from_pretrained`, such as `revision` and `dtype`.
 
         Raises:
-            CheckpointError: A file of the layers is missing or invalid.
+            CheckpointError: The file of a linear layer is missing or invalid.
         """
         from transformers import AutoTokenizer
 
@@ -140,7 +148,7 @@ class BGEM3Encoder(RetrievalModel):
         return cls(model, tokenizer, sparse, colbert)
 
     def save_pretrained(self, folder: Any) -> None:
-        """Is not supported, because PyTorch is required to write both layers."""
+        """Raises a UsageError, because the files of the linear layers require PyTorch."""
         raise UsageError(
             f"{COLBERT_FILE} and {SPARSE_FILE} are PyTorch files, which hfseq does not write: save "
             "the encoder with .model.save_pretrained, and copy both files"
@@ -160,18 +168,21 @@ class BGEM3Encoder(RetrievalModel):
         Args:
             sentences: A text or several texts.
             batch_size: Number of texts per forward pass.
-            max_length: Maximum number of tokens. Longer texts are truncated. The default is the
-                maximum of the model.
+            max_length: Maximum number of tokens. Longer texts are truncated. Default: the maximum
+                length of the model.
             return_dense: Whether to return `dense_vecs`.
             return_sparse: Whether to return `lexical_weights`.
             return_colbert_vecs: Whether to return `colbert_vecs`.
 
         Returns:
-            A dict. `dense_vecs` is a float32 array `(texts, hidden)` of unit vectors,
-            `lexical_weights` a list of dicts from token IDs (as strings) to weights, and
-            `colbert_vecs` a list of arrays `(tokens, features)` of unit vectors, without the first
-            token. Entries that are not requested are `None`. For a single text, each entry contains
-            the value for this text instead of a list or batch.
+            A dictionary with these entries. Entries that are not requested are `None`.
+
+            - `dense_vecs`: Unit vectors, float32 `(texts, hidden)`.
+            - `lexical_weights`: For each text, a dictionary from token IDs (as strings) to weights.
+            - `colbert_vecs`: For each text, the unit vectors of all tokens except the first,
+              `(tokens - 1, features)`.
+
+            For a single text, each entry contains the value of this text.
         """
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         limit = self.limit if max_length is None else min(max_length, self.limit)
@@ -204,7 +215,10 @@ class BGEM3Encoder(RetrievalModel):
         return output
 
     def _lexical(self, row: Sequence[int], weights: np.ndarray) -> dict[str, float]:
-        """Returns the largest weight of each token of a text, without special tokens."""
+        """Returns the weights of the distinct tokens of a text, without special tokens.
+
+        If a token occurs more than once, its largest weight counts.
+        """
         special = {getattr(self.tokenizer, name, None) for name in SPECIAL_TOKENS}
         result: dict[str, float] = {}
         for token, weight in zip(row, weights.tolist(), strict=True):
@@ -215,7 +229,7 @@ class BGEM3Encoder(RetrievalModel):
     def convert_id_to_token(
         self, lexical_weights: Mapping[str, float] | Sequence[Mapping[str, float]]
     ) -> Any:
-        """Returns lexical weights with the texts of tokens instead of their IDs."""
+        """Replaces the token IDs in lexical weights by the texts of the tokens."""
         if not isinstance(lexical_weights, Mapping):
             return [self.convert_id_to_token(weights) for weights in lexical_weights]
         return {
@@ -226,7 +240,7 @@ class BGEM3Encoder(RetrievalModel):
     def compute_lexical_matching_score(
         weights_1: Mapping[str, float], weights_2: Mapping[str, float]
     ) -> float:
-        """Returns the sum of the products of the weights of common tokens."""
+        """Returns the sum of the products of weights over the tokens that both texts contain."""
         return float(
             sum(
                 weights_1[token] * weights_2[token] for token in weights_1.keys() & weights_2.keys()
@@ -235,7 +249,9 @@ class BGEM3Encoder(RetrievalModel):
 
     @staticmethod
     def colbert_score(query: np.ndarray, passage: np.ndarray) -> float:
-        """Returns the largest dot product with a passage token, averaged over query tokens.
+        """Returns the MaxSim score of a query and a passage, as a mean over query tokens.
+
+        The score of a query token is its largest dot product with a token of the passage.
 
         Args:
             query: Vectors of the query's tokens, `(tokens, features)`.
@@ -250,19 +266,19 @@ class BGEM3Encoder(RetrievalModel):
         max_length: int | None = None,
         weights_for_different_modes: Sequence[float] | None = None,
     ) -> dict[str, Any]:
-        """Computes the similarity of pairs of a query and a passage.
+        """Computes similarity scores of pairs of a query and a passage.
 
         Args:
             sentence_pairs: A pair or several pairs of texts.
             batch_size: Number of texts per forward pass.
             max_length: Maximum number of tokens per text.
             weights_for_different_modes: Weights of the dense, sparse and multi-vector scores in
-                their combinations. They are 1 by default.
+                weighted means. Default: 1 for each.
 
         Returns:
             Scores by name: `dense`, `sparse`, `colbert`, and the weighted means `sparse+dense` and
-            `colbert+sparse+dense`. Each value is a list with one score per pair, or a number for a
-            single pair.
+            `colbert+sparse+dense`. Each value is a list with one score per pair. For a single pair,
+            it is a number.
         """
         single = len(sentence_pairs) == 2 and isinstance(sentence_pairs[0], str)
         pairs: list[Any] = [sentence_pairs] if single else list(sentence_pairs)
@@ -277,7 +293,8 @@ class BGEM3Encoder(RetrievalModel):
         if weights.shape != (3,) or not weights[:2].sum():
             raise UsageError(
                 f"weights_for_different_modes={weights_for_different_modes} must be three numbers, "
-                "for the dense, sparse and multi-vector scores"
+                "for the dense, sparse and multi-vector scores. The sum of the first two must not "
+                "be 0"
             )
         queries, passages = (
             self.encode([pair[side] for pair in pairs], batch_size, max_length, True, True, True)

@@ -1,7 +1,7 @@
-"""Training of cross-encoders (rerankers), which score query-document pairs.
+"""Training of cross-encoders (rerankers), which score pairs of a query and a document.
 
-The losses are those of sentence-transformers' CrossEncoder. Each example has one document, several
-documents in columns, or a list of documents.
+The losses are those of sentence-transformers' CrossEncoder. An example has a query and one
+document, several documents in separate columns, or a column with a list of documents.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ SPECS: dict[str, LossSpec] = {
 
 
 class CrossEncoderTraining(RetrievalObjective):
-    """Trains the scores of pairs.
+    """Trains a cross-encoder.
 
-    Evaluation ranks the documents of each query, or compares scores with labels.
+    Depending on the loss, evaluation ranks the documents of each query or compares scores with
+    labels.
     """
 
     name = "cross_encoder"
@@ -105,7 +106,10 @@ class CrossEncoderTraining(RetrievalObjective):
             self.classes = {name: number for number, name in enumerate(class_labels(self.splits))}
 
     def select_columns(self, records: Records) -> Columns:
-        """Returns the columns of a split. For listwise losses, the second one contains lists."""
+        """Returns the names of the text columns and of the label column of a split.
+
+        For listwise losses, the second text column contains lists of documents.
+        """
         if self.loss_name not in LISTWISE:
             return super().select_columns(records)
         columns = find_columns(records, 2, lists=True)
@@ -113,7 +117,7 @@ class CrossEncoderTraining(RetrievalObjective):
         if len(columns.texts) != 2 or columns.label is None:
             raise UsageError(
                 f"--loss {self.loss_name} requires a column of queries, a column with lists of "
-                f"documents and a column of labels with lists of numbers, but {table.origin} has "
+                f"documents, and a column 'labels' with lists of numbers, but {table.origin} has "
                 f"the columns {', '.join(table.columns)}"
             )
         return columns
@@ -127,9 +131,9 @@ class CrossEncoderTraining(RetrievalObjective):
                 number = parse_number(example[columns.label])
                 if number is not None and not 0 <= number <= 1:
                     raise DataError(
-                        f"--loss binary_cross_entropy requires labels from 0 to 1, but "
+                        f"--loss binary_cross_entropy requires labels from 0 to 1, but the column "
                         f"'{columns.label}' has the value {number:g}: scale the labels, or use "
-                        "--loss mse for numbers and --loss cross_entropy for classes"
+                        "--loss mse for numbers or --loss cross_entropy for classes"
                     )
             return problem
         query, texts = columns.texts
@@ -149,7 +153,8 @@ class CrossEncoderTraining(RetrievalObjective):
         """Checks the tokenizer and configures how the model scores pairs."""
         self.check_pairs()
         super().prepare(model)
-        # A plain Transformers directory stores the maximum length of a pair with the tokenizer.
+        # Cross-encoders are saved as Transformers directories, in which the tokenizer stores the
+        # maximum length of a pair.
         self.tokenizer.model_max_length = self.retrieval_config.max_seq_length
         self.uses_token_types = (
             model.accepts("token_type_ids")
@@ -170,7 +175,7 @@ class CrossEncoderTraining(RetrievalObjective):
             )
         except Exception as error:  # the Rust tokenizers raise plain Exception
             raise UsageError(
-                f"the tokenizer does not support pairs of texts, which a cross-encoder scores: "
+                f"the tokenizer does not support pairs of texts, which a cross-encoder requires: "
                 f"{error}"
             ) from error
         if not separated:
@@ -183,7 +188,7 @@ class CrossEncoderTraining(RetrievalObjective):
     def make_config(
         self, model: FlaxPreTrainedModel, config: CrossEncoderConfig | None
     ) -> CrossEncoderConfig:
-        """Returns the settings of the model. An existing reranker keeps its activation."""
+        """Returns the settings of the model. An existing cross-encoder keeps its activation."""
         num_labels = len(self.config.id2label or "1")
         if config is None:
             config = CrossEncoderConfig(num_labels, saved_activation(self.config))
@@ -239,7 +244,10 @@ class CrossEncoderTraining(RetrievalObjective):
         return padded
 
     def _with_candidates(self, documents: list[list[str]]) -> list[list[str]]:
-        """Adds random documents of other examples, which are the same in every evaluation."""
+        """Adds random documents of other examples as candidates.
+
+        The candidates are the same in every evaluation.
+        """
         flat = [text for texts in documents for text in texts]
         owner = np.repeat(np.arange(len(documents)), [len(texts) for texts in documents])
         result = []
@@ -267,14 +275,17 @@ class CrossEncoderTraining(RetrievalObjective):
         return tokens.ids, types
 
     def make_batches(self, rows: Any, batch_size: int, seed: int) -> Batches:
-        """Returns the training batches. The ranking loss adds documents of other examples."""
+        """Returns the training batches.
+
+        For multiple_negatives_ranking, they contain documents of other examples as candidates.
+        """
         batches = super().make_batches(rows, batch_size, seed)
         if self.loss_name == "multiple_negatives_ranking":
             return CandidateBatches(batches, self.arguments.num_negatives)
         return batches
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Marks the valid rows. All other rows only pad the batch."""
+        """Creates a batch. Its array "valid" is false for rows that only pad the batch."""
         batch = super().collate(rows, random, groups)
         batch["document_mask"] = rows["document_mask"]
         if self.uses_token_types:
@@ -305,7 +316,7 @@ class CrossEncoderTraining(RetrievalObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the sum of the losses, and the totals for the metrics.
+        """Returns the sum of the losses, their number, and the totals for the metrics.
 
         In evaluation, the totals include the logits of each pair.
         """
@@ -365,7 +376,7 @@ class CrossEncoderTraining(RetrievalObjective):
         sharded: Sharded | None,
         weights: ModuleWeights | None = None,
     ) -> LossSum:
-        """Returns a loss of logits `(rows, documents, num_labels)`."""
+        """Computes a loss from logits, `(rows, documents, num_labels)`."""
         data, valid = self.arguments, batch["valid"]
         labels: Any = batch.get("labels")
         mask = batch["document_mask"] & valid[:, None]
@@ -409,7 +420,7 @@ class CrossEncoderTraining(RetrievalObjective):
             return multi_label_metrics(logits[:, 0], labels)
         scores = logits[..., 0]
         if self.spec.labels is None or self.loss_name == "margin_mse":
-            # The first document is the positive. Equal scores count as errors.
+            # The first document is the positive. Documents with the same score rank before it.
             return rank_summary((scores >= scores[:, :1]).sum(1))
         assert labels is not None
         if self.loss_name in LISTWISE:
@@ -425,7 +436,7 @@ class CrossEncoderTraining(RetrievalObjective):
         return metrics | (list_metrics(lists) if lists else {})
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Returns the names of all metrics of a split, if they do not depend on the queries."""
+        """Returns the names of all metrics of a split, or `None` if they depend on the data."""
         if self.loss_name == "cross_entropy":
             return {"loss", "f1_macro", "f1_micro", "f1_weighted"}
         if self.spec.labels is None or self.loss_name == "margin_mse":
@@ -435,7 +446,7 @@ class CrossEncoderTraining(RetrievalObjective):
 
 
 def saved_activation(config: Any) -> str | None:
-    """Returns the class name of the activation in the config.json of a reranker, or `None`."""
+    """Returns the name of the activation class in a cross-encoder's config.json, or `None`."""
     stored = getattr(config, "sentence_transformers", None) or {}
     path = stored.get("activation_fn") or getattr(
         config, "sbert_ce_default_activation_function", None
@@ -444,9 +455,12 @@ def saved_activation(config: Any) -> str | None:
 
 
 def list_metrics(lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Returns the metrics of reranking for lists of scores and labels.
+    """Returns reranking metrics, averaged over queries.
 
-    Labels above 0 are relevant. Lists without relevant documents do not count.
+    Documents with a label above 0 are relevant. Queries without relevant documents are ignored.
+
+    Args:
+        lists: The scores and the labels of the documents of each query.
     """
     lists = [(scores, labels) for scores, labels in lists if (labels > 0).any()]
     if not lists:

@@ -1,7 +1,7 @@
-"""Knowledge distillation: the model also learns the predictions of a teacher (Hinton et al., 2015).
+"""Knowledge distillation (Hinton et al., 2015): a student also learns the predictions of a teacher.
 
-`with_teacher` adds distillation to any objective whose loss calls the model once and whose model
-returns logits, and to the objective "embedding".
+The student is the trained model. `with_teacher` adds distillation to the objective "embedding" and
+to any objective that calls the model once per batch and whose model returns logits.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Name of the teacher among the auxiliary models.
+#: Key of the teacher in the dictionary of auxiliary models.
 TEACHER = "teacher"
-#: Name of the linear map between the hidden states among the modules of the student.
+#: Name of the module that maps the student's hidden states to the size of the teacher's.
 PROJECTION = "projection"
-#: Names of the metrics that compare inner values of both models.
+#: Names of the metrics that compare the hidden states and the attention weights of both models.
 HIDDEN_STATES, ATTENTIONS = "hidden_state_distance", "attention_divergence"
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
-#: The inputs of models that contain token IDs.
+#: Names of the model inputs that contain token IDs.
 ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
 
 
@@ -51,24 +51,24 @@ def with_teacher(objective: type[Objective]) -> type[Objective]:
     """Returns a subclass of an objective that also learns the predictions of ``--teacher``.
 
     Raises:
-        UsageError: The objective learns preferences.
+        UsageError: The objective trains on preferences.
     """
     if issubclass(objective, PreferenceObjective):
         raise UsageError(
             f"--teacher: the objective '{objective.name}' compares answers and does not support a "
-            "teacher. Distill with the objective sft first, or drop the flag"
+            "teacher. Drop the flag, or first distill with the objective sft in a separate run"
         )
     part = EmbeddingDistillation if objective.name == "embedding" else Distillation
     return type(f"Distilled{objective.__name__}", (part, objective), {})
 
 
 class Distillation(Objective):
-    """The part of an objective that compares the model with a teacher.
+    """Mixin that adds terms to the loss of an objective, which compare the model with a teacher.
 
-    The minimized loss is the sum of the loss of the labels, the distillation loss, the distance of
-    the hidden states and the divergence of the attention weights, each multiplied by its weight.
-    Each is a mean over its positions: the positions with labels or, in masked language modeling,
-    all tokens for those that compare the model with its teacher.
+    The minimized loss is a weighted sum of four terms: the loss of the labels, the distillation
+    loss, the distance of the hidden states, and the divergence of the attention weights. Each term
+    is a mean over the positions with labels. In masked language modeling, the three terms that
+    compare the model with its teacher are means over all tokens.
     """
 
     citation = """\
@@ -82,7 +82,7 @@ class Distillation(Objective):
     distillation_losses: ClassVar[tuple[str, ...]] = (*DIVERGENCES, "mse")
 
     def setup(self) -> None:
-        """Compares the vocabularies of teacher and student."""
+        """Checks the flags, and compares the vocabularies of teacher and student."""
         super().setup()
         data = self.arguments
         self.distillation_loss = data.distillation_loss or self.distillation_losses[0]
@@ -92,7 +92,7 @@ class Distillation(Objective):
                 f"supports {', '.join(self.distillation_losses)}"
             )
         self.sums = (*self.sums, "distillation", "distilled", "task_loss", "task_targets")  # type: ignore[misc]  # per instance
-        #: The weights of the comparisons of inner values, by the name of their metric.
+        #: The weights of the terms that compare hidden states and attention weights, by metric.
         self.inner_weights = {
             name: weight
             for name, weight in (
@@ -102,7 +102,7 @@ class Distillation(Objective):
             if weight
         }
         self.sums = (*self.sums, *self.inner_weights)  # type: ignore[misc]
-        # In masked language modeling, all tokens are compared, as in DistilBERT.
+        # As in DistilBERT, masked language modeling compares all tokens, not only the masked ones.
         self.compares_all_tokens = self.name == "mlm"
         if self.compares_all_tokens:
             self.computes_all_logits = True
@@ -110,10 +110,14 @@ class Distillation(Objective):
         self.teacher_ids, self.num_tokens = self._match_vocabularies()
 
     def _match_vocabularies(self) -> tuple[np.ndarray | None, int | None]:
-        """Returns the teacher's ID of each token (if the IDs differ) and the vocabulary size.
+        """Compares the tokens of teacher and student, and their IDs.
+
+        Returns:
+            The teacher's ID for each ID of the student, or `None` if the IDs are equal, and the
+            size of the vocabulary. Both are `None` for models without a tokenizer.
 
         Raises:
-            UsageError: The vocabularies differ.
+            UsageError: Teacher and student have different tokens.
         """
         tokenizer: Any = self.tokenizer
         if not hasattr(tokenizer, "get_vocab"):
@@ -125,8 +129,9 @@ class Distillation(Objective):
             teacher_vocabulary = AutoTokenizer.from_pretrained(teacher).get_vocab()
         except Exception as error:  # the Rust tokenizers raise plain Exception
             raise UsageError(
-                f"cannot load the tokenizer of --teacher {teacher} ({first_line(error)}), whose "
-                "vocabulary is compared with the student's. Save the tokenizer in this directory"
+                f"cannot load the tokenizer of --teacher {teacher} ({first_line(error)}). It is "
+                "needed to compare the vocabularies of teacher and student, so save it in the "
+                "directory of the teacher"
             ) from error
         vocabulary = tokenizer.get_vocab()
         differing = sorted(vocabulary.keys() ^ teacher_vocabulary.keys())
@@ -137,8 +142,8 @@ class Distillation(Objective):
             )
             raise UsageError(
                 f"--teacher {teacher} and the student have different vocabularies: "
-                f"{len(differing)} tokens differ, such as {examples}. Use a teacher and a student "
-                "with the same tokens"
+                f"{len(differing)} tokens are only in one of them, such as {examples}. Use a "
+                "teacher and a student with the same tokens"
             )
         size = max(vocabulary.values()) + 1
         if vocabulary == teacher_vocabulary:
@@ -146,7 +151,9 @@ class Distillation(Objective):
         ids = np.zeros(size, np.int32)
         for token, number in vocabulary.items():
             ids[number] = teacher_vocabulary[token]
-        logger.info("teacher and student assign different IDs to the tokens: mapping the IDs")
+        logger.info(
+            "teacher and student have the same tokens with different IDs: converting the IDs"
+        )
         return ids, size
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:
@@ -157,9 +164,10 @@ class Distillation(Objective):
         return models | {TEACHER: teacher}
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Adds a linear map for the student's hidden states if those of the teacher are wider.
+        """Adds a linear map if student and teacher have hidden states of different sizes.
 
-        The map is trained with the student, and is not part of the saved model.
+        The map converts the student's hidden states to the size of the teacher's. It is trained
+        with the student, but is not saved with it.
         """
         super().prepare(model)
         self.projects_hidden_states = False
@@ -171,8 +179,8 @@ class Distillation(Objective):
             model.train_modules({PROJECTION: {"kernel": draw.astype(np.float32)}})
             self.projects_hidden_states = True
             logger.info(
-                "a linear map from the %d features of the student to the %d of the teacher is "
-                "trained to compare hidden states. It is not saved with the model",
+                "a linear map from %d features to %d is trained to compare the hidden states of "
+                "student and teacher. It is not saved with the model",
                 width,
                 target,
             )
@@ -206,7 +214,7 @@ class Distillation(Objective):
     def step_totals(
         self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
     ) -> dict[str, jax.Array]:
-        """Adds the numbers of labels and of compared tokens."""
+        """Adds the number of labels and the number of compared tokens of the whole step."""
         totals: dict[str, jax.Array] = super().step_totals(model, params, batch, extra)
         if not self.compares_all_tokens:
             return totals
@@ -224,17 +232,21 @@ class Distillation(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the weighted sum of the losses. In the totals, "loss" is that of the labels."""
+        """Returns the weighted sum of the terms, the number of labels, and the outputs.
+
+        In the totals for the metrics, "loss" is the loss of the labels.
+        """
         data = self.arguments
         dropout: Any = rngs
         if train and data.attention_weight:
-            dropout = False  # the model returns attention weights after their dropout
+            # With dropout, the model would return attention weights that are partly zero.
+            dropout = False
         with base.record_forward(**self._requested_outputs()) as calls, nn.defer_logits():
             task_loss, count, outputs = super().loss(model, params, batch, dropout, train, extra)
         if len(calls) != 1:
             raise UsageError(
                 f"--teacher: the objective '{self.name}' runs the model {len(calls)} times per "
-                "batch, but distillation supports objectives that run it once"
+                "batch, but distillation only supports objectives that run it once: drop the flag"
             )
         (call,) = calls
         with nn.defer_logits():
@@ -271,7 +283,7 @@ class Distillation(Objective):
         return total, count, outputs
 
     def _requested_outputs(self) -> dict[str, bool]:
-        """Returns the keyword arguments that make a model return its inner values."""
+        """Returns the keyword arguments with which a model returns the values to compare."""
         names = {HIDDEN_STATES: "output_hidden_states", ATTENTIONS: "output_attentions"}
         return {names[name]: True for name in self.inner_weights}
 
@@ -304,14 +316,14 @@ class Distillation(Objective):
     def _compare(
         self, call: ForwardCall, teacher_output: Any, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distillation loss of each position, and a mask of the valid positions."""
+        """Returns the distillation loss of each position, and a mask of the compared positions."""
         student, teacher = (
             getattr(output, "logits", None) for output in (call.output, teacher_output)
         )
         if student is None or teacher is None:
             raise UsageError(
-                f"--teacher: the model of the objective '{self.name}' returns no logits. "
-                "Distillation requires a model with logits"
+                f"--teacher: distillation requires logits, which the model of the objective "
+                f"'{self.name}' does not return: drop the flag"
             )
         data, size = self.arguments, self.num_tokens
 
@@ -363,7 +375,8 @@ class Distillation(Objective):
         if student.shape != target.shape:
             raise UsageError(
                 f"--hidden_state_weight: the hidden states of the teacher have the shape "
-                f"{target.shape}, but those of the student {student.shape}: drop the flag"
+                f"{target.shape}, but those of the student have the shape {student.shape}: drop "
+                "the flag"
             )
         return losses.pairwise_distance(student, jax.lax.stop_gradient(target), "cosine")
 
@@ -378,16 +391,16 @@ class Distillation(Objective):
         if student.shape != target.shape:
             raise UsageError(
                 f"--attention_weight: the attention weights of the teacher have the shape "
-                f"{target.shape}, but those of the student {student.shape}. Use a student with "
-                "the same number of attention heads, or drop the flag"
+                f"{target.shape}, but those of the student have the shape {student.shape}. Use a "
+                "student with the same number of attention heads, or drop the flag"
             )
         return attention_divergence(student, jax.lax.stop_gradient(target))
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the metrics of the label loss, and those of the distillation.
+        """Adds metrics of the distillation to those of the objective.
 
         "distillation_loss", "hidden_state_distance" and "attention_divergence" are means over the
-        compared positions, and "total_loss" is the minimized loss.
+        compared positions. "total_loss" is the minimized loss.
         """
         data, metrics = self.arguments, super().metrics(totals)
         distilled = max(totals["distilled"], 1)
@@ -404,31 +417,34 @@ class Distillation(Objective):
 class EmbeddingDistillation(Distillation):
     """Compares the embeddings of the model with those of the teacher.
 
-    Each distillation loss is a mean over the rows of the batch.
+    The distillation loss is a mean over the examples of the batch.
     """
 
     distillation_losses = ("cosine", "mse", "margin_mse", *DIVERGENCES)
 
     def setup(self) -> None:
-        """Also rejects the comparison of hidden states and attention weights."""
+        """Also rejects the flags that compare hidden states and attention weights."""
         super().setup()
         data = self.arguments
         for flag in ("hidden_state_weight", "attention_weight"):
             if getattr(data, flag):
                 raise UsageError(
-                    f"--{flag} is for models with logits: the objective 'embedding' compares "
-                    "embeddings. Drop the flag"
+                    f"--{flag}: the objective 'embedding' only compares the embeddings of teacher "
+                    "and student. Drop the flag"
                 )
 
     def loss(self, *args: Any, **kwargs: Any) -> Loss:
-        """Returns the loss of the objective, to which :meth:`add_terms` adds the distillation."""
+        """Returns the loss of the objective, which includes the terms of :meth:`add_terms`."""
         objective: Any = super(Distillation, self)
         return objective.loss(*args, **kwargs)
 
     def add_terms(
         self, result: Any, vectors: Any, batch: Batch, train: bool, totals: dict[str, jax.Array]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns the weighted sum of both losses, and the totals of both."""
+        """Returns the weighted sum of the objective's loss and the distillation loss.
+
+        The second value contains the totals for the metrics of both.
+        """
         objective: Any = super()
         task_loss, totals = objective.add_terms(result, vectors, batch, train, totals)
         compared = self._compare_vectors(vectors, self._teacher_vectors(batch), batch)
@@ -455,21 +471,23 @@ class EmbeddingDistillation(Distillation):
         return jax.lax.stop_gradient(vectors)
 
     def _compare_vectors(self, student: jax.Array, teacher: jax.Array, batch: Batch) -> LossSum:
-        """Returns the distillation loss, a mean over the rows."""
+        """Returns the distillation loss, which is a mean over the examples."""
         name, texts, valid = self.distillation_loss, student.shape[1], batch["valid"]
         student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
         if name == "margin_mse":
             if texts < 3:
                 raise UsageError(
-                    "--distillation_loss margin_mse requires negatives: add a column 'negative'"
+                    "--distillation_loss margin_mse requires negatives, but the data has no column "
+                    "for them: add a column 'negative'"
                 )
             return losses.margin_mse(document_scores(student), document_scores(teacher), valid)
         if name in ("cosine", "mse"):
             if student.shape != teacher.shape:
                 raise UsageError(
                     f"--distillation_loss {name}: the embeddings of the teacher have "
-                    f"{teacher.shape[-1]} features, but those of the student {student.shape[-1]}. "
-                    "Use margin_mse or forward_kl, which compare similarities"
+                    f"{teacher.shape[-1]} features, but those of the student have "
+                    f"{student.shape[-1]}. Use margin_mse or forward_kl, which compare "
+                    "similarities instead of embeddings"
                 )
             metric: Any = name
             return losses.embed_distill(student, teacher, valid, metric=metric)
@@ -493,10 +511,10 @@ class EmbeddingDistillation(Distillation):
 
 
 def _last_layer(output: Any, name: str) -> Any:
-    """Returns the values of the last layer of a model, of the decoder if there is one.
+    """Returns the hidden states or the attention weights of the last layer of a model.
 
     Args:
-        output: The output of the model.
+        output: The output of the model. For an encoder-decoder, the values of the decoder are used.
         name: "hidden_states" or "attentions".
     """
     for field in (f"decoder_{name}", name):
@@ -507,13 +525,14 @@ def _last_layer(output: Any, name: str) -> Any:
 
 
 def _per_target(values: jax.Array, batch: Batch, mask: jax.Array) -> jax.Array:
-    """Returns values with one entry per target, from values of tokens.
+    """Converts one value per token to one value per target.
+
+    If each row has a single target, its value is the mean over the tokens of the row.
 
     Args:
         values: One value per token, `(rows, tokens)`.
         batch: The batch.
-        mask: Which targets count. If there is one target per token, the values do not change. If
-            there is one per row, it gets the mean over the tokens of the row.
+        mask: Mask of the targets that count. It determines the shape of the result.
     """
     if values.shape == mask.shape:
         return values

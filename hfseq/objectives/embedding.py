@@ -1,8 +1,8 @@
 """Training of text embeddings (bi-encoders).
 
 The default loss is InfoNCE over the texts of the global batch (van den Oord et al., 2018; Henderson
-et al., 2017), sentence-transformers' MultipleNegativesRankingLoss. Every loss can be combined with
-MatryoshkaLoss (Kusupati et al., 2022).
+et al., 2017), which sentence-transformers calls MultipleNegativesRankingLoss. Every loss except the
+softmax loss can be combined with MatryoshkaLoss (Kusupati et al., 2022).
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Positives with a larger rank than this do not count in the mean reciprocal rank.
+#: In the mean reciprocal rank, positives with a larger rank than this count as 0.
 MRR_CUTOFF = 10
-#: Losses whose pairs are not evaluated by their similarities.
+#: Losses for which evaluation only reports the loss and, if there is one, its accuracy.
 UNRANKED_LOSSES = ("mse", "embed_distill", "softmax")
-#: Texts that the guide of GIST encodes at a time.
+#: Number of texts that the guide model of the GIST loss encodes at a time.
 GUIDE_BATCH_SIZE = 128
 
 
 class Embedding(RetrievalObjective):
-    """Trains embeddings, by default so that each anchor is most similar to its own positive.
+    """Trains embeddings of texts.
 
-    Evaluation ranks each anchor's positive among the positives of the whole split. For pairs with
-    scores, it computes the correlation of the similarities with the scores.
+    With the default loss, each anchor becomes more similar to its own positive than to all other
+    texts. Evaluation ranks each anchor's positive among the positives of the whole split. If pairs
+    have gold scores, it computes their correlation with the similarities instead.
     """
 
     name = "embedding"
@@ -73,7 +74,7 @@ class Embedding(RetrievalObjective):
                 )
 
     def add_part(self, number: int, part: Objective) -> None:
-        """Adds a dataset of a mixture. The classifier is that of the first dataset."""
+        """Adds a dataset of ``--train_mixture``. Only the first may have the softmax loss."""
         super().add_part(number, part)
         if self.part_losses[number] == "softmax":
             raise UsageError(
@@ -84,7 +85,7 @@ class Embedding(RetrievalObjective):
     def make_config(
         self, model: FlaxPreTrainedModel, config: SentenceConfig | None
     ) -> SentenceConfig:
-        """Returns the settings of the model that the flags describe."""
+        """Returns the settings of the model, which the flags can change."""
         data, config = self.arguments, config or SentenceConfig()
         config = dataclasses.replace(
             config,
@@ -94,7 +95,8 @@ class Embedding(RetrievalObjective):
         num_features = config.features or model.text_config.hidden_size * len(config.pooling)
         if too_large := [dim for dim in data.dims if dim > num_features]:
             raise UsageError(
-                f"--matryoshka_dims {too_large[0]} exceeds the embedding size {num_features}"
+                f"--matryoshka_dims {too_large[0]} exceeds the embedding size of the model, "
+                f"{num_features}"
             )
         self.num_features = num_features
         if self.loss_name == "softmax":
@@ -110,21 +112,22 @@ class Embedding(RetrievalObjective):
     def make_arrays(
         self, split: str, examples: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """Returns the labels and, for GIST, the embeddings of the guide."""
+        """Returns the labels and, for the GIST loss, the embeddings of the guide model."""
         arrays = super().make_arrays(split, examples, texts)
         if self.loss_name in ("mse", "embed_distill"):
             size = arrays["labels"].shape[-1]
             if size != self.num_features:
                 raise UsageError(
-                    f"--loss {self.loss_name}: the teacher's vectors have {size} features, but "
-                    f"those of the model have {self.num_features}"
+                    f"--loss {self.loss_name}: the teacher's vectors in the label column have "
+                    f"{size} features, but those of the model have {self.num_features}. Use a "
+                    "teacher with the same embedding size"
                 )
         if self.loss_name == "gist":
             arrays["guide"] = np.stack([self._guide(column) for column in texts], axis=1)
         return arrays
 
     def _guide(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the guide's embeddings of texts, float32 `(texts, features)`."""
+        """Returns the guide model's embeddings of texts, float32 `(texts, features)`."""
         from hfseq.modeling.sentence import SentenceEncoder
 
         guide = self.__dict__.get("_guide_encoder")
@@ -142,7 +145,7 @@ class Embedding(RetrievalObjective):
         sharded: Sharded | None,
         weights: ModuleWeights | None = None,
     ) -> LossSum:
-        """Returns a loss of embeddings `(rows, texts, features)`."""
+        """Computes a loss from embeddings, `(rows, texts, features)`."""
         labels = batch.get("labels")
         dims = self.arguments.dims
         if name == "softmax":
@@ -158,7 +161,7 @@ class Embedding(RetrievalObjective):
     def _softmax(
         self, vectors: jax.Array, labels: Any, valid: jax.Array, weights: ModuleWeights | None
     ) -> LossSum:
-        """Returns the cross-entropy of the classes of pairs, ``SoftmaxLoss``."""
+        """Returns the cross-entropy of the predicted classes of pairs (``SoftmaxLoss``)."""
         classifier, features = self.retrieval_config.classifier, losses.pair_features(vectors)
         logits = classifier(features, weights["classifier"] if weights else None)
         correct = (valid & (logits.argmax(-1) == labels)).sum()
@@ -219,7 +222,7 @@ class Embedding(RetrievalObjective):
         return batch_triplets[name](vectors[:, 0], labels, valid, **triplets)
 
     def row_outputs(self, vectors: jax.Array) -> dict[str, jax.Array]:
-        """Returns the embeddings of the texts by position."""
+        """Returns the embeddings of the first, second and third text of each example."""
         embeddings = l2_normalize(vectors)
         names = ("anchors", "positives", "negatives")
         return dict(zip(names, embeddings[:, :3].swapaxes(0, 1), strict=False))
@@ -227,8 +230,8 @@ class Embedding(RetrievalObjective):
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Ranks each positive among all positives of the split, or correlates similarities.
 
-        Texts that are as similar to the anchor as its positive do not lower the rank. This is the
-        case for copies of the positive.
+        The rank of a positive is not affected by texts that are equally similar to the anchor, such
+        as copies of the positive.
         """
         anchors, positives = (rows.get(name) for name in ("anchors", "positives"))
         if anchors is None or positives is None or self.loss_name in UNRANKED_LOSSES:
@@ -267,11 +270,11 @@ def ranking_metrics(anchors: np.ndarray, positives: np.ndarray) -> dict[str, flo
     """Ranks the positive of each anchor among all positives, by their dot products.
 
     Args:
-        anchors: `(rows, features)`.
-        positives: `(rows, features)`.
+        anchors: Vectors of the anchors, `(rows, features)`.
+        positives: Vectors of the positives, `(rows, features)`.
 
     Returns:
-        The fraction of positives on the first rank, and the mean reciprocal rank.
+        "accuracy_at_1", the fraction of positives with rank 1, and the mean reciprocal rank.
     """
     ranks = np.empty(len(anchors), np.int64)
     for start in range(0, len(anchors), 1024):
@@ -286,7 +289,7 @@ def ranking_metrics(anchors: np.ndarray, positives: np.ndarray) -> dict[str, flo
 
 
 def rank_summary(ranks: np.ndarray) -> dict[str, float]:
-    """Returns the fraction of first ranks and the mean reciprocal rank. Ranks start at 1."""
+    """Returns the fraction of ranks that are 1, and the mean reciprocal rank."""
     return {
         "accuracy_at_1": float((ranks == 1).mean()),
         f"mrr_at_{MRR_CUTOFF}": float(np.where(ranks <= MRR_CUTOFF, 1 / ranks, 0.0).mean()),

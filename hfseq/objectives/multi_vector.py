@@ -1,7 +1,7 @@
 """Training of multi-vector encoders with late interaction (ColBERT).
 
-The losses are those of sentence-transformers' MultiVectorEncoder, on MaxSim scores (Khattab and
-Zaharia, 2020).
+The losses are those of sentence-transformers' MultiVectorEncoder. They are computed from MaxSim
+scores (Khattab and Zaharia, 2020).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hfseq.modeling import FlaxPreTrainedModel
 
-#: Size of the token vectors of new models, and the length of their queries.
+#: Default size of token vectors and default query length of new models.
 FEATURES, QUERY_LENGTH = 128, 32
 
 
@@ -51,13 +51,13 @@ class MultiVector(RetrievalObjective):
     def setup(self) -> None:
         """Selects the columns."""
         super().setup()
-        # The largest widths of queries and documents, to which the outputs of rows are padded.
+        # Maximum numbers of tokens of queries and documents, to which token vectors are padded.
         self.max_widths = [1, 1]
 
     def make_config(
         self, model: FlaxPreTrainedModel, config: MultiVectorConfig | None
     ) -> MultiVectorConfig:
-        """Returns the settings of the model. A new model gets a random projection."""
+        """Returns the settings of the model. A new model has a random projection."""
         data = self.arguments
         changes: dict[str, Any] = {}
         prompts = (data.query_prompt, data.document_prompt)
@@ -91,7 +91,10 @@ class MultiVector(RetrievalObjective):
         return False
 
     def prompt(self, task: str) -> str:
-        """Returns the marker of a task, which is saved with the model."""
+        """Returns the marker that precedes the texts of a task, "query" or "document".
+
+        It is saved with the model.
+        """
         return self.retrieval_config.prompts.get(task, "")
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
@@ -103,7 +106,7 @@ class MultiVector(RetrievalObjective):
         return rows, statistics
 
     def combine(self, queries: Any, documents: Any) -> Any:
-        """Returns the token vectors of queries and documents."""
+        """Returns the token vectors of queries and those of documents, unchanged."""
         return TokenVectors(*queries), TokenVectors(*documents)
 
     def compute_loss(
@@ -114,13 +117,13 @@ class MultiVector(RetrievalObjective):
         sharded: Sharded | None,
         weights: ModuleWeights | None = None,
     ) -> LossSum:
-        """Returns a loss of the token vectors of queries and documents."""
+        """Computes a loss from the token vectors of queries and documents."""
         queries, documents = vectors
         data, valid = self.arguments, batch["valid"]
         mean = self.retrieval_config.similarity_fn_name == "meanmaxsim"
         query, query_mask = queries.vectors[:, 0], queries.mask[:, 0]
         if name == "multiple_negatives_ranking":
-            # All positives, then all first negatives, and so on.
+            # The documents are all positives, then the first negatives of all rows, and so on.
             flat = [part.swapaxes(0, 1).reshape(-1, *part.shape[2:]) for part in documents]
             scores = losses.maxsim(query, flat[0], query_mask, flat[1], length_normalize=mean)
             return losses.in_batch_ranking(scores, valid, scale=data.scale or 1.0)

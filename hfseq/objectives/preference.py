@@ -1,4 +1,4 @@
-"""Base classes of objectives that train on preferences, and the handling of their data."""
+"""Base classes of objectives that train on preferences, such as DPO and reward modeling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Name of the reference model among the auxiliary models.
+#: Key of the reference model in the dictionary of auxiliary models.
 REFERENCE = "reference"
 
 
@@ -59,11 +59,11 @@ class AnswerScores(NamedTuple):
     Attributes:
         logps: Sum of the log-probabilities of the tokens of the answer.
         lengths: Number of tokens of the answer, at least 1.
-        full_logps: Sum of the log-probabilities of prompt and answer.
+        full_logps: Sum of the log-probabilities of the tokens of prompt and answer.
         full_lengths: Number of predicted tokens of prompt and answer, at least 1.
-        entropy: Sum of the entropies of the predictions.
-        mean_logits: Sum of the mean logits.
-        correct: Number of tokens that the model predicts correctly.
+        entropy: Sum of the entropies of the predicted distributions of the answer's tokens.
+        mean_logits: Sum over the answer's tokens of the mean of the logits over the vocabulary.
+        correct: Number of the answer's tokens that have the largest predicted probability.
     """
 
     logps: jax.Array
@@ -80,14 +80,16 @@ class PreferenceObjective(Objective):
 
     Batches contain:
 
-    - "answer_ids": The inputs of the decoder, int32 `(rows, answers, width)`, or `(rows, width)` if
-      rows are packed.
-    - "segments": The number of the answer within its row, 0 for padding.
-    - "targets": The token to predict at each position, -100 for none.
+    - "answer_ids": The input IDs of the decoder, int32 `(rows, answers, width)`. If a row contains
+      several packed answers, the shape is `(rows, width)`.
+    - "segments": For each token, the number of its answer in the row. 0 for padding.
+    - "targets": The token to predict at each position, or -100 if no token is predicted.
     - "learned": 1 where the target is part of an answer, 0 elsewhere.
-    - "pairs": Mask of the examples that a row contains, bool `(rows, examples)`.
-    - "prompts" and "prompt_segments": The inputs of the encoder, if there is one,
-      `(rows, prompt_width)`.
+    - "pairs": Mask of the examples in each row, bool `(rows, examples)`.
+    - "prompts" and "prompt_segments": The input IDs and the mask of the encoder, `(rows,
+      prompt_width)`. Decoder-only models do not have them.
+
+    All arrays without a shape have the shape of "answer_ids".
     """
 
     data_arguments = PreferenceArguments
@@ -99,14 +101,14 @@ class PreferenceObjective(Objective):
     num_answers: ClassVar[int] = 2
     #: Whether the loss depends on where the prompt ends.
     requires_prompt: ClassVar[bool] = True
-    #: Whether examples that are too long are left out instead of truncated.
+    #: Whether examples that are too long are dropped instead of truncated.
     drop_long: ClassVar[bool] = False
 
     arguments: PreferenceArguments
 
     @classmethod
     def task_head(cls, config: PreTrainedConfig) -> str:
-        """Returns the language modeling head of decoders or of encoder-decoders."""
+        """Returns the task of the model class: causal or sequence-to-sequence language modeling."""
         is_pair = getattr(config, "is_encoder_decoder", False)
         return "ForSeq2SeqLM" if is_pair else "ForCausalLM"
 
@@ -114,7 +116,7 @@ class PreferenceObjective(Objective):
     def configure(
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Sets the start token of a decoder with an encoder, if it is not configured."""
+        """Sets the decoder start token of an encoder-decoder, if it is not configured."""
         if getattr(config, "is_encoder_decoder", False):
             set_decoder_start(config, tokenizer)
 
@@ -132,24 +134,30 @@ class PreferenceObjective(Objective):
         )
         if self.packing and (self.encoder_decoder or not model.accepts("segment_ids")):
             logger.warning(
-                "--packing requires a decoder that accepts segment_ids, unlike the architecture "
-                "'%s': using one answer per row",
+                "--packing requires a decoder that accepts segment_ids, which the architecture "
+                "'%s' does not: using one answer per row instead",
                 model.config.model_type,
             )
             self.packing = False
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Loads the examples."""
+        """Loads the examples of all splits."""
         return load_records(self.arguments, plugins)
 
     # -- data
 
     def row_length(self, length: int) -> int:
-        """Returns the tokens per row, which is twice the maximum length of an answer if packed."""
+        """Returns the number of tokens per row.
+
+        Packed rows have twice the maximum length of prompt and answer, so that a pair fits.
+        """
         return 2 * length if self.packing else length
 
     def encode(self, splits: Mapping[str, Any], split: str, length: int) -> Encoded:
-        """Tokenizes the examples of a split, with at most ``length`` tokens per answer."""
+        """Tokenizes the examples of a split.
+
+        Prompt and answer together have at most ``length`` tokens.
+        """
         encoder = PreferenceEncoder(
             self.tokenizer,
             self.arguments,
@@ -177,7 +185,7 @@ class PreferenceObjective(Objective):
             for ids, prompt_length in zip(item.answers, item.prompt_lengths, strict=True)
         )
         logger.info(
-            "%s: %d examples in %d rows; %d of %d tokens are in answers%s",
+            "%s: %d examples in %d rows; %d of %d tokens belong to answers%s",
             *(split, len(examples), len(rows), num_targets, rows.total_tokens),
             f", {num_truncated} examples truncated to {max_length} tokens" if num_truncated else "",
         )
@@ -220,8 +228,8 @@ class PreferenceObjective(Objective):
             chosen, rejected = train["answer_tokens"]
             rows["Tokens per answer"] = (
                 f"{chosen:.1f} (chosen) and {rejected:.1f} (rejected). The chosen answer is the "
-                f"longer one in {train['chosen_longer']:.1%} of the training pairs, where equal "
-                "lengths count half"
+                f"longer one in {train['chosen_longer']:.1%} of the training pairs. Pairs with "
+                "answers of equal length count as one half"
             )
         series = {
             name: [record[name] for record in log if name in record]
@@ -243,7 +251,7 @@ class PreferenceObjective(Objective):
 
     @property
     def sequences_per_row(self) -> int:
-        """The number of answers per row."""
+        """The number of sequences per row, which is the number of answers of an example."""
         return self.num_answers
 
     def full_rows(self, count: int, length: int) -> Arrays:
@@ -259,7 +267,7 @@ class PreferenceObjective(Objective):
         return rows | {"valid": np.ones(count, bool)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Computes the inputs, the targets and the mask of the answers."""
+        """Creates a batch with the arrays that the docstring of the class describes."""
         segments, valid = rows["segment_ids"], rows["valid"]
         pairs = rows.get("pairs", np.ones((len(segments), 1), bool)) & valid[:, None]
         batch = self.answer_arrays(rows["input_ids"], segments, rows["learned"], valid)
@@ -277,13 +285,13 @@ class PreferenceObjective(Objective):
     def answer_arrays(
         self, ids: np.ndarray, segments: np.ndarray, learned: np.ndarray, valid: np.ndarray
     ) -> Arrays:
-        """Returns "answer_ids", "segments", "targets" and "learned" of a batch.
+        """Returns the arrays "answer_ids", "segments", "targets" and "learned" of a batch.
 
         Args:
-            ids: Token IDs, `(..., width)`.
-            segments: Number of the answer of each token, 0 for padding.
-            learned: 1 for the tokens of answers.
-            valid: Whether each row is part of the batch, `(rows,)`.
+            ids: Token IDs of prompts and answers, `(..., width)`.
+            segments: For each token, the number of its answer in the row. 0 for padding.
+            learned: 1 for the tokens of answers, 0 for those of prompts.
+            valid: False for rows that only pad the batch, `(rows,)`.
         """
         if self.encoder_decoder:
             targets = np.where(segments > 0, ids, IGNORE_INDEX).astype(np.int32)
@@ -329,7 +337,8 @@ class PreferenceObjective(Objective):
             The sums, and the model's non-parameter collections after the call.
         """
         segments, width = batch["segments"], batch["segments"].shape[-1]
-        # Packed rows contain all answers of their examples. Other rows become one row per answer.
+        # Without packing, a row of the batch contains an array per answer, which becomes a separate
+        # row of the model's inputs.
         packed = segments.ndim == 2
         num_answers = self.num_answers if packed else segments.shape[1]
         ids, segments, targets, learned = (
@@ -345,7 +354,7 @@ class PreferenceObjective(Objective):
             inputs["attention_mask"] = prompt_segments
         elif packed:
             inputs = {"input_ids": ids, **base.attention_inputs(model, segments)}
-        else:  # without segment IDs, more kernels support the padding
+        else:  # more attention kernels support attention_mask than segment IDs
             inputs = {"input_ids": ids, "attention_mask": (segments > 0).astype(jnp.int32)}
         dropout: jax.Array | Literal[False] | None = rngs
         if train and self.arguments.disable_dropout:
@@ -387,11 +396,12 @@ class PreferenceObjective(Objective):
         )
 
     def chosen_tokens(self, batch: Batch, learned_only: bool = True) -> jax.Array:
-        """Returns the number of targets of the chosen answers of a batch.
+        """Returns the number of predicted tokens in the chosen answers of a batch.
 
         Args:
             batch: The batch.
-            learned_only: Whether only the tokens of answers count, and not those of prompts.
+            learned_only: Whether only the tokens of answers count. Otherwise, those of prompts
+                count as well.
         """
         counted = batch["learned"] > 0 if learned_only else batch["targets"] != IGNORE_INDEX
         if counted.ndim == 3:
@@ -420,12 +430,12 @@ def answer_lengths(examples: Sequence[Answers]) -> tuple[np.ndarray, np.ndarray]
 
 
 def binomial_interval(fraction: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Returns the confidence interval of a fraction of ``count`` trials (Wilson, 1927).
+    """Returns the confidence interval of an observed fraction (Wilson, 1927).
 
     Args:
-        fraction: The observed fraction.
+        fraction: The fraction of trials with success.
         count: Number of trials.
-        z: Quantile of the normal distribution. The default is for a confidence of 95%.
+        z: Quantile of the normal distribution. The default corresponds to a confidence of 95%.
     """
     center = fraction + z * z / (2 * count)
     spread = z * math.sqrt((fraction * (1 - fraction) + z * z / (4 * count)) / count)
@@ -435,7 +445,7 @@ def binomial_interval(fraction: float, count: int, z: float = 1.96) -> tuple[flo
 
 # -- the sums of pairs and the metrics of TRL
 
-#: Sums over pairs or over tokens, from which `pair_metrics` computes metrics.
+#: Names of sums over pairs or over tokens. `pair_metrics` computes metrics from these sums.
 PAIR_SUMS = (
     *("chosen_rewards", "rejected_rewards", "accurate", "chosen_logps", "rejected_logps"),
     *("chosen_logits", "rejected_logits", "chosen_tokens", "rejected_tokens"),
@@ -444,10 +454,10 @@ PAIR_SUMS = (
 
 
 def pair_totals(scores: AnswerScores, rewards: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-    """Returns the sums of `PAIR_SUMS`.
+    """Returns the sums that `PAIR_SUMS` names.
 
     Args:
-        scores: The scores of the policy.
+        scores: The scores of the policy, which is the trained model.
         rewards: The reward of each answer, `(pairs, 2)`.
         valid: Mask of the entries that are pairs (not padding), `(pairs,)`.
     """
@@ -469,7 +479,7 @@ def pair_totals(scores: AnswerScores, rewards: jax.Array, valid: jax.Array) -> d
 
 
 def pair_metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """Returns metrics with the names of TRL from the sums of `PAIR_SUMS`."""
+    """Computes the metrics of pairs, with their names in TRL, from the sums in `PAIR_SUMS`."""
     count = max(totals["count"], 1)
     tokens = {name: max(totals[f"{name}_tokens"], 1) for name in ("chosen", "rejected")}
     metrics = {"loss": totals["loss"] / count}
@@ -491,13 +501,14 @@ def pair_metrics(totals: Mapping[str, float]) -> dict[str, float]:
 class ReferenceObjective(PreferenceObjective):
     """Base class of objectives that compare the model with a reference model.
 
-    The reference model is one of:
+    The policy is the trained model. The log-probabilities of the reference come from one of these:
 
-    - the base model of a new adapter, or the initial state of an adapter that is trained further.
-      It shares the parameters of the base model with the policy;
-    - a second model with its own parameters;
-    - log-probabilities that were computed before training ("reference_logps" in batches);
-    - none (``--reference_free``).
+    - The base model, if the policy is a new adapter, or the initial adapter, if an existing adapter
+      is trained further. The reference then shares the parameters of the base model with the
+      policy.
+    - A second model with its own parameters.
+    - Log-probabilities that were computed before training ("reference_logps" in batches).
+    - No model (``--reference_free``). All log-probabilities are 0.
     """
 
     data_arguments = ReferenceArguments
@@ -505,12 +516,12 @@ class ReferenceObjective(PreferenceObjective):
     arguments: ReferenceArguments
 
     def setup(self) -> None:
-        """Selects whether the reference model is only used before training."""
+        """Also sets whether the reference model only runs before training."""
         super().setup()
         self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Also compares the vocabularies of the model and its reference.
+        """Also compares the vocabulary sizes of the reference model and the tokenizer.
 
         Raises:
             UsageError: The reference model has no embedding for a token of the tokenizer.
@@ -540,7 +551,7 @@ class ReferenceObjective(PreferenceObjective):
     def card_rows(
         self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Also returns the reference model."""
+        """Adds a description of the reference model."""
         data, rows = self.arguments, super().card_rows(counts, log)
         reference = self.auxiliary.get(REFERENCE)
         if data.reference_free:
@@ -570,10 +581,10 @@ class ReferenceObjective(PreferenceObjective):
         Args:
             batch: The batch.
             params: The parameters of the policy.
-            model: The policy, whose collections a reference model with shared parameters uses.
+            model: The policy.
 
         Returns:
-            Float32, `(examples, answers)`. No gradient passes through them.
+            The log-probabilities, float32 `(examples, answers)`. No gradient passes through them.
         """
         if "reference_logps" in batch:
             return batch["reference_logps"].reshape(-1, self.num_answers)

@@ -1,9 +1,10 @@
 """Losses of preference optimization, as functions of log-probabilities.
 
-Notation: a pair has a chosen and a rejected answer. The log-probability of an answer is the sum
-over its tokens. Its log-ratio is its log-probability under the policy (the trained model) minus
-its log-probability under the reference model. All functions work elementwise on float arrays
-with one entry per pair or per answer, and return losses of the same shape.
+A pair has a chosen and a rejected answer. The log-probability of an answer is the sum of the
+log-probabilities of its tokens. The log-ratio of an answer is its log-probability under the policy,
+which is the trained model, minus its log-probability under the reference model. All functions work
+elementwise on float arrays with one entry per pair or per answer. They return losses of the same
+shape.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ class Pairs(NamedTuple):
 
     @property
     def mean_difference(self) -> jax.Array:
-        """Like `difference`, but each log-ratio is divided by the length of its answer."""
+        """The difference of the log-ratios per token.
+
+        Each log-ratio is divided by the length of its answer.
+        """
         return self.chosen / self.chosen_length - self.rejected / self.rejected_length
 
 
-# -- direct preference optimization. Each function accepts the pairs, beta and the label smoothing.
+# -- direct preference optimization. The arguments are pairs, beta and the label smoothing.
 
 
 def dpo_sigmoid(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
@@ -65,9 +69,10 @@ def dpo_ipo(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
 
 
 def dpo_robust(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
-    """Robust DPO (Chowdhury et al., 2024), an unbiased estimate under wrong labels.
+    """Robust DPO (Chowdhury et al., 2024), an unbiased estimate of DPO's loss for noisy labels.
 
-    `smoothing` is the probability of a wrong label. The loss can be negative.
+    `smoothing` is the probability that chosen and rejected answers are swapped. The loss can be
+    negative.
     """
     return (
         -(1 - smoothing) * log_sigmoid(beta * pairs.difference)
@@ -85,7 +90,7 @@ def dpo_cdpo(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
 def dpo_apo_zero(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
     """APO-zero (D'Oosterlinck et al., 2024, equation 7).
 
-    It makes chosen answers more probable and rejected answers less probable.
+    The loss makes chosen answers more probable and rejected answers less probable.
     """
     return 1 - sigmoid(beta * pairs.chosen) + sigmoid(beta * pairs.rejected)
 
@@ -93,7 +98,7 @@ def dpo_apo_zero(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array
 def dpo_apo_down(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
     """APO-down (D'Oosterlinck et al., 2024, equation 8).
 
-    It makes both answers less probable, the rejected answer more so than the chosen one.
+    The loss makes both answers less probable, and the rejected answer more so than the chosen one.
     """
     return sigmoid(beta * pairs.chosen) + 1 - sigmoid(beta * pairs.difference)
 
@@ -104,7 +109,7 @@ def dpo_sigmoid_norm(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.A
 
 
 def dpo_bco_pair(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array:
-    """BCO on pairs (Jung et al., 2024) without its offset, as in MPO (Wang et al., 2024)."""
+    """BCO on pairs (Jung et al., 2024) without the reward shift, as in MPO (Wang et al., 2024)."""
     return -log_sigmoid(beta * pairs.chosen) - log_sigmoid(-beta * pairs.rejected)
 
 
@@ -117,7 +122,7 @@ def dpo_nca_pair(pairs: Pairs, beta: float, smoothing: float = 0.0) -> jax.Array
     )
 
 
-#: The losses of DPO by name. "sft" is not included, because it is a mean over tokens.
+#: The losses of `--loss_type` by name. "sft" is not one of them, because it is a mean over tokens.
 DPO: dict[str, Callable[[Pairs, float, float], jax.Array]] = {
     "sigmoid": dpo_sigmoid,
     "hinge": dpo_hinge,
@@ -132,8 +137,9 @@ DPO: dict[str, Callable[[Pairs, float, float], jax.Array]] = {
 }
 
 
-#: The formulas of the losses of DPO for model cards. Δ is the log-ratio of the chosen answer minus
-#: that of the rejected answer, and δ is the same with log-ratios per token.
+#: The formulas of these losses for model cards. r₊ and r₋ are the log-ratios of the chosen and of
+#: the rejected answer, Δ is their difference, and δ is the difference of the log-ratios per token.
+#: β is beta, and ε is the label smoothing.
 DPO_FORMULAS = {
     "sigmoid": "−log σ(βΔ)",
     "hinge": "max(0, 1 − βΔ)",
@@ -163,7 +169,7 @@ def log_odds_ratio(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
 
 def log1mexp(x: jax.Array) -> jax.Array:
     """Returns log(1 - exp(x)) for negative `x` without loss of precision (Maechler, 2012)."""
-    # 0 would result in -inf, and its gradient in NaN.
+    # The result for 0 would be -inf, and its gradient would be NaN.
     x = jnp.minimum(x, -jnp.finfo(x.dtype).tiny)
     is_small = x < -jnp.log(2.0)
     far, near = jnp.where(is_small, x, -1.0), jnp.where(is_small, -1.0, x)
@@ -203,7 +209,7 @@ def cpo_loss(
         beta: Factor of the log-probabilities.
         smoothing: Label smoothing of `sigmoid`.
         gamma: Target margin of `simpo` and `alphapo`.
-        alpha: Exponent of the transformation of `alphapo`. 0 results in SimPO.
+        alpha: Exponent of the transformation of `alphapo`. With 0, the loss is that of SimPO.
     """
     difference = pairs.chosen - pairs.rejected
     mean_difference = pairs.mean_chosen - pairs.mean_rejected
@@ -249,7 +255,10 @@ def kto_loss(
 def apo_zero_unpaired_loss(
     log_ratios: jax.Array, labels: jax.Array, beta: float, weights: tuple[float, float]
 ) -> jax.Array:
-    """Returns the loss of APO-zero for single answers; see :func:`kto_loss`."""
+    """Returns the loss of APO-zero for single answers.
+
+    The arguments are described in :func:`kto_loss`.
+    """
     desirable = weights[0] * (1 - sigmoid(beta * log_ratios))
     undesirable = weights[1] * sigmoid(beta * log_ratios)
     return jnp.where(labels > 0.5, desirable, undesirable)
@@ -266,9 +275,10 @@ def reward_loss(
     Args:
         chosen: Reward of each chosen answer, `(pairs,)`.
         rejected: Reward of each rejected answer, `(pairs,)`.
-        margin: The difference that the rewards should exceed (Touvron et al., 2023, section 3.2.2).
-        centering: Coefficient of the squared sum of both rewards (Eisenstein et al., 2023), or
-            `None`.
+        margin: The difference by which the reward of the chosen answer should exceed that of the
+            rejected answer (Touvron et al., 2023, section 3.2.2).
+        centering: Coefficient of the squared sum of both rewards, which keeps rewards near 0
+            (Eisenstein et al., 2023). `None` for no such term.
     """
     loss = -log_sigmoid(chosen - rejected - margin)
     return loss if centering is None else loss + centering * jnp.square(chosen + rejected)

@@ -2,8 +2,8 @@
 
 An example has one or more texts. The first text is the query, and the others are documents. An
 objective encodes all texts of the global batch and computes a loss of their vectors. With
-``--mini_batch_size``, the texts are encoded in chunks, so that the memory does not grow with the
-batch (see :mod:`hfseq.objectives.chunks`).
+``--mini_batch_size``, the texts are encoded in chunks. The activations of only one chunk are then
+in memory at a time (see :mod:`hfseq.objectives.chunks`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The arrays of texts in a batch. Those of queries have the prefix "query_".
+#: The arrays in a batch that describe documents. For queries, their names have the prefix "query_".
 TEXT_ARRAYS = ("input_ids", "attention_mask", "token_type_ids", "scoring_mask")
-#: Prefix of an array whose only purpose is to name the loss of a batch of a mixture.
+#: Prefix of the name of an empty array that `--train_mixture` adds to a batch. The rest of the name
+#: is the loss of the dataset from which the batch comes.
 LOSS_MARKER = "loss:"
 
 
@@ -58,9 +59,9 @@ class LossSpec:
     Attributes:
         minimum: Minimum number of text columns.
         maximum: Maximum number of text columns, or `None`.
-        labels: The kind of the labels, or `None` if the loss ignores them.
-        counts_correct: Whether the loss selects the positive among the texts of the batch, or the
-            class of a pair. The accuracy is then reported.
+        labels: The type of the labels, or `None` if the loss does not use labels.
+        counts_correct: Whether the loss has an accuracy, because it selects the positive among the
+            texts of the batch or the class of a pair.
     """
 
     minimum: int
@@ -70,7 +71,7 @@ class LossSpec:
 
 
 RANKING = LossSpec(2, counts_correct=True)
-#: The losses on vectors of texts.
+#: The requirements of each loss of text vectors.
 SPECS: dict[str, LossSpec] = {
     "multiple_negatives_ranking": RANKING,
     "multiple_negatives_symmetric_ranking": RANKING,
@@ -96,8 +97,8 @@ class TokenVectors(NamedTuple):
     """The token vectors of texts.
 
     Attributes:
-        vectors: `(rows, texts, tokens, features)`.
-        mask: Mask of the tokens to score, `(rows, texts, tokens)`.
+        vectors: The vectors, `(rows, texts, tokens, features)`.
+        mask: Mask of the tokens that MaxSim scores, `(rows, texts, tokens)`.
     """
 
     vectors: jax.Array
@@ -107,9 +108,9 @@ class TokenVectors(NamedTuple):
 class RetrievalObjective(Objective):
     """Base class of the objectives that encode queries and documents separately.
 
-    Losses that rank candidates use all texts of the global batch, over all devices and processes.
-    With ``--gradient_accumulation_steps``, they only use those of a micro-batch. Use
-    ``--mini_batch_size`` to fit a large batch into memory instead.
+    Losses that rank candidates compare a query with all texts of the global batch, on all devices
+    and processes. With ``--gradient_accumulation_steps``, they compare it only with the texts of
+    its micro-batch, so use ``--mini_batch_size`` instead to fit a large batch into memory.
     """
 
     data_arguments = RetrievalArguments
@@ -119,7 +120,7 @@ class RetrievalObjective(Objective):
     evaluates_test = supports_predict = True
     default_length = 256
     mixes_rows = False
-    #: The class of the settings of the model.
+    #: The class of the settings that are saved with the model.
     config_class: ClassVar[type[RetrievalConfig]]
 
     arguments: RetrievalArguments
@@ -152,7 +153,7 @@ class RetrievalObjective(Objective):
         return SPECS[self.loss_name]
 
     def select_columns(self, records: Records) -> Columns:
-        """Returns the columns of a split.
+        """Returns the names of the text columns and of the label column of a split.
 
         Raises:
             UsageError: The table has too few or too many text columns, or no labels.
@@ -171,8 +172,8 @@ class RetrievalObjective(Objective):
         if spec.labels is not None and columns.label is None:
             raise UsageError(
                 f"--loss {self.loss_name} requires labels, but {origin} only has the columns "
-                f"{', '.join(records.tables[0].columns)}: rename the column with the labels to "
-                "label or score"
+                f"{', '.join(records.tables[0].columns)}: name the column with the labels 'label' "
+                "or 'score'"
             )
         return columns
 
@@ -197,11 +198,11 @@ class RetrievalObjective(Objective):
         return self.saved_length
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Configures how the model computes vectors, both in training and after it is saved."""
+        """Sets how the model computes vectors. The settings are also saved with the model."""
         config = model.sentence_config
         if config is not None and not isinstance(config, self.config_class):
             logger.info(
-                "converting the model from a %s to a %s",
+                "converting the model from the type %s to the type %s",
                 config.model_type,
                 self.config_class.model_type,
             )
@@ -229,16 +230,16 @@ class RetrievalObjective(Objective):
             )
 
     def make_config(self, model: FlaxPreTrainedModel, config: Any) -> Any:
-        """Returns the settings of the model that the flags describe.
+        """Returns the settings of the model, which the flags can change.
 
         Args:
             model: The model.
-            config: The settings that were saved with the model, or `None`.
+            config: The settings that were saved with the model, or `None` for a new model.
         """
         raise NotImplementedError
 
     def prompt(self, task: str) -> str:
-        """Returns the text that precedes the texts of a task, "query" or "document"."""
+        """Returns the prompt that precedes all texts of a task, "query" or "document"."""
         return getattr(self.arguments, f"{task}_prompt") or ""
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
@@ -247,7 +248,7 @@ class RetrievalObjective(Objective):
         examples = [records[row] for row in range(len(records))]
         texts = [[example[name] for example in examples] for name in names]
         groups: list[GroupedRows | None] = []
-        # Without documents, the only texts are documents.
+        # The texts of examples with a single text are encoded as documents.
         for task, columns in (("query", texts[:1]), ("document", texts[1:])):
             if len(texts) == 1:
                 columns = texts if task == "document" else []
@@ -262,7 +263,7 @@ class RetrievalObjective(Objective):
     def make_arrays(
         self, split: str, examples: Sequence[Mapping[str, Any]], texts: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """Returns further arrays with one entry per example."""
+        """Returns arrays with one entry per example, such as the labels."""
         if self.spec.labels is None:
             return {}
         column = str(self.columns[split].label)
@@ -283,7 +284,7 @@ class RetrievalObjective(Objective):
             fields["attended"] = [
                 [[1] * count for count in part.attended or map(len, part.ids)] for part in parts
             ]
-            # A field has as many values as there are tokens.
+            # A field must have one value per token.
             fields["attended"] = [
                 [row + [0] * (len(ids) - len(row)) for row, ids in zip(rows, part.ids, strict=True)]
                 for rows, part in zip(fields["attended"], parts, strict=True)
@@ -308,20 +309,20 @@ class RetrievalObjective(Objective):
         if sampler == "group_by_label":
             if "labels" not in rows.arrays or rows.arrays["labels"].ndim > 1:
                 raise UsageError(
-                    f"--batch_sampler group_by_label requires labels, but --loss {self.loss_name} "
-                    "has none"
+                    "--batch_sampler group_by_label requires labels, one per example, which "
+                    f"--loss {self.loss_name} does not use: choose another batch sampler"
                 )
             return GroupByLabelBatches(rows, rows.arrays["labels"], batch_size, seed)
         return super().make_batches(rows, batch_size, seed)
 
     def add_part(self, number: int, part: Objective) -> None:
-        """Adds a dataset of a mixture, which can have a different loss."""
+        """Adds a dataset of ``--train_mixture``. Its loss may differ from those of the others."""
         assert isinstance(part, RetrievalObjective)
         self.part_losses[number] = part.loss_name
         self.sums = tuple(dict.fromkeys((*self.sums, *part.sums)))  # type: ignore[misc]
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Marks the valid rows. All other rows only pad the batch."""
+        """Creates a batch. Its array "valid" is false for rows that only pad the batch."""
         count = len(rows["input_ids"])
         batch = {"valid": rows["valid"] if "valid" in rows else np.ones(count, bool)}
         for prefix in ("", QUERY):
@@ -340,7 +341,7 @@ class RetrievalObjective(Objective):
         return batch
 
     def count_tokens(self, rows: Arrays) -> np.ndarray:
-        """Returns the number of tokens of each row, in all of its texts."""
+        """Returns the number of tokens of each row, summed over its texts."""
         count = super().count_tokens(rows)
         if f"{QUERY}segment_ids" in rows:
             segments = rows[f"{QUERY}segment_ids"]
@@ -368,8 +369,9 @@ class RetrievalObjective(Objective):
         """Encodes all texts of a batch, in chunks if ``--mini_batch_size`` is set.
 
         Returns:
-            The vectors `(rows, texts, features)`, or :class:`TokenVectors` of queries and
-            documents, and the model's non-parameter collections after the call.
+            The vectors, `(rows, texts, features)`. Multi-vector encoders return the
+            :class:`TokenVectors` of queries and those of documents instead. The second value
+            contains the model's non-parameter collections after the call.
         """
         texts = {
             prefix + name: batch[prefix + name]
@@ -400,10 +402,11 @@ class RetrievalObjective(Objective):
         train: bool,
         extra: Params | None,
     ) -> tuple[Any, Params]:
-        """Encodes the texts of some rows.
+        """Encodes the texts of some rows of a batch.
 
-        The model encodes queries and documents in one call if they have the same width and need no
-        separate treatment. Otherwise, it runs once for the queries and once for the documents.
+        The model encodes queries and documents in one call if both are encoded in the same way and
+        their arrays have the same width. Otherwise, it runs once for the queries and once for the
+        documents.
         """
         current = model.extra if extra is None else extra
 
@@ -445,7 +448,7 @@ class RetrievalObjective(Objective):
         return True
 
     def combine(self, queries: Any, documents: Any) -> Any:
-        """Combines the vectors of queries and documents, which are separate outputs."""
+        """Combines the vectors of queries and documents that were encoded separately."""
         return documents if queries is None else jnp.concatenate([queries, documents], axis=1)
 
     def loss(
@@ -457,7 +460,7 @@ class RetrievalObjective(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the sum of the losses, and the totals for the metrics.
+        """Returns the sum of the losses, their number, and the totals for the metrics.
 
         In evaluation, the totals include the vectors of the texts.
         """
@@ -483,14 +486,14 @@ class RetrievalObjective(Objective):
         sharded: Sharded | None,
         weights: ModuleWeights | None = None,
     ) -> LossSum:
-        """Returns a loss of the vectors of a batch.
+        """Computes a loss from the vectors of a batch.
 
         Args:
             name: Name of the loss.
-            vectors: The result of :meth:`encode`.
+            vectors: The vectors, which :meth:`encode` returns.
             batch: The batch.
             sharded: How the rows of the batch are split over devices.
-            weights: The weights of the modules after the encoder.
+            weights: The weights of the modules that follow the encoder, such as a classifier.
         """
         raise NotImplementedError
 
@@ -502,11 +505,15 @@ class RetrievalObjective(Objective):
         train: bool,
         totals: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns the sum to minimize and the totals. By default, the sum is the loss itself."""
+        """Adds terms such as regularizers to the loss. By default, there are none.
+
+        Returns:
+            The sum to minimize, and the totals for the metrics.
+        """
         return result.total, totals
 
     def row_outputs(self, vectors: Any) -> dict[str, jax.Array]:
-        """Returns the arrays that :meth:`row_metrics` receives for the whole split."""
+        """Returns arrays of a batch. :meth:`row_metrics` receives them for the whole split."""
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
@@ -520,7 +527,7 @@ class RetrievalObjective(Objective):
 
     @property
     def ranking_options(self) -> dict[str, Any]:
-        """The options of the ranking losses that the flags set."""
+        """The options of the losses that rank candidates, from the flags."""
         data: Any = self.arguments
         options: dict[str, Any] = {
             "hardness_mode": data.hardness_mode,
@@ -537,7 +544,8 @@ class RetrievalObjective(Objective):
 def warn_about_false_negatives(records: Records, split: str, columns: Columns) -> None:
     """Warns about examples with a negative that equals the positive.
 
-    As in sentence-transformers, such examples are used: the loss then contains the positive twice.
+    As in sentence-transformers, such examples are still used. The positive is then also a negative
+    in the loss.
     """
     if len(columns.texts) < 3:
         return

@@ -46,8 +46,9 @@ def evaluate_search(
         show_progress_bar: Whether to show progress bars.
 
     Returns:
-        Metrics such as "cosine_ndcg@10". The metrics after reranking start with "reranked". For
-        sparse encoders, the result also contains the metrics of
+        Metrics such as "cosine_ndcg@10", whose names start with the model's similarity function.
+        The names of metrics after reranking start with "reranked". For sparse encoders, the result
+        also contains the metrics of
         :func:`~hfseq.objectives.retrieval_metrics.sparse_statistics`.
 
     Raises:
@@ -83,23 +84,24 @@ def evaluate_reranking(
     batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> dict[str, float]:
-    """Sorts the documents of each query.
+    """Sorts the documents of each query by their scores, and evaluates the order.
 
     Args:
         model: A retrieval model of any type.
-        samples: Dictionaries with "query", "positive" (texts) and either "negative" (texts) or
-            "documents" (the ranked results of a first search).
+        samples: Dictionaries with the keys "query", "positive" and either "negative" or
+            "documents". "positive" and "negative" are lists of texts. "documents" is the ranked
+            result of a first search.
         always_rerank_positives: Whether positives that are not among the "documents" are added to
-            them. Otherwise, a query without a positive among its documents scores 0.
+            them. Otherwise, the metrics of a query without a positive in its "documents" are 0.
         batch_size: Maximum number of texts per batch.
         show_progress_bar: Whether to show progress bars.
 
     Returns:
-        "map", "mrr@10" and "ndcg@10". If samples have "documents", also the metrics of their
-        original order, such as "base_map".
+        "map", "mrr@10" and "ndcg@10". If samples have "documents", the result also contains the
+        metrics of the original order of the documents, such as "base_map".
 
     Raises:
-        DataError: A sample is not valid.
+        DataError: A sample lacks a key, or has a text that is both positive and negative.
     """
     cases, base = [], []
     for number, sample in enumerate(samples, 1):
@@ -117,7 +119,8 @@ def evaluate_reranking(
         cases.append((query, [*positives, *others], len(positives)))
     ties = "last" if isinstance(model, CrossEncoder) else "first"
     scored = [case for case in cases if case[2]]
-    if not isinstance(model, CrossEncoder):  # as sentence-transformers' evaluator
+    # As in sentence-transformers, bi-encoders are not evaluated on queries without negatives.
+    if not isinstance(model, CrossEncoder):
         scored = [case for case in scored if case[2] < len(case[1])]
     scores = _case_scores(model, scored, batch_size, show_progress_bar)
     values = [
@@ -145,9 +148,12 @@ def _reranking_sample(
         value = sample.get(name)
         lists[name] = [value] if isinstance(value, str) else value
     if not isinstance(sample.get("query"), str) or lists["positive"] is None:
-        raise DataError(f"sample {number} requires a 'query' and a 'positive'")
+        raise DataError(
+            f"sample {number} requires a 'query' (a text) and a 'positive' (a text or a list of "
+            "texts)"
+        )
     if (lists["negative"] is None) == (lists["documents"] is None):
-        raise DataError(f"sample {number} requires either 'negative' or 'documents'")
+        raise DataError(f"sample {number} requires either 'negative' or 'documents', not both")
     negatives = list(lists["negative"] or [])
     if common := [text for text in negatives if text in lists["positive"]]:
         raise DataError(f"sample {number}: {common[0]!r:.60} is both positive and negative")
@@ -161,14 +167,24 @@ def _case_scores(
     batch_size: int,
     show_progress_bar: bool,
 ) -> list[np.ndarray]:
-    """Returns the scores of the documents of each query."""
+    """Returns the scores of the documents of each query.
+
+    Args:
+        model: A retrieval model of any type.
+        cases: For each query, the query, its documents, and the number of positives among them.
+        batch_size: Maximum number of texts per batch.
+        show_progress_bar: Whether to show progress bars.
+    """
     if not cases:
         return []
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     ends = np.cumsum([len(texts) for _, texts, _ in cases])
     if isinstance(model, CrossEncoder):
         if model.num_labels != 1:
-            raise UsageError(f"reranking requires a model with one label, not {model.num_labels}")
+            raise UsageError(
+                "reranking requires a cross-encoder with one label, but the model has "
+                f"{model.num_labels}"
+            )
         pairs = [(query, text) for query, texts, _ in cases for text in texts]
         return np.split(model.predict(pairs, **options), ends[:-1])
     encoder = check_encoder(model, "reranking")
@@ -185,17 +201,17 @@ def _case_scores(
 def evaluate_similarity(
     model: RetrievalModel, pairs: Sequence[tuple[str, str]], labels: Sequence[float], **options: Any
 ) -> dict[str, float]:
-    """Compares the similarity of pairs with gold scores (semantic textual similarity).
+    """Correlates the similarities of pairs with gold scores (semantic textual similarity).
 
     Args:
         model: A retrieval model of any type.
         pairs: Pairs of texts.
-        labels: Their gold scores, on any scale.
+        labels: The gold scores of the pairs, on any scale.
         **options: ``batch_size`` and ``show_progress_bar``.
 
     Returns:
-        "pearson_cosine" and "spearman_cosine", with the name of the model's similarity function. A
-        cross-encoder has "pearson" and "spearman".
+        Correlations such as "pearson_cosine" and "spearman_cosine", whose names end with the
+        model's similarity function. For a cross-encoder, they are "pearson" and "spearman".
     """
     scores = pair_scores(model, pairs, **options)
     values = metrics.similarity_metrics(scores, np.asarray(labels, np.float64))
@@ -210,16 +226,18 @@ def evaluate_triplets(
     margin: float = 0.0,
     **options: Any,
 ) -> dict[str, float]:
-    """Compares the similarities of anchors to positives and to negatives.
+    """Computes the fraction of triplets whose anchor is more similar to the positive.
 
     Args:
         model: A retrieval model of any type.
-        triplets: Anchors, positives and negatives.
-        margin: The similarity to the positive must exceed that to the negative by more than this.
+        triplets: An anchor, a positive and a negative each.
+        margin: The similarity to the positive must exceed the similarity to the negative by more
+            than this.
         **options: ``batch_size`` and ``show_progress_bar``.
 
     Returns:
-        "cosine_accuracy", with the name of the model's similarity function.
+        The accuracy. Its name starts with the model's similarity function, as in
+        "cosine_accuracy". For a cross-encoder, it is "accuracy".
     """
     if isinstance(model, TextEncoder):
         anchors, positives, negatives = (list(side) for side in zip(*triplets, strict=True))
@@ -244,11 +262,12 @@ def evaluate_pairs(
         model: A retrieval model of any type.
         pairs: Pairs of texts.
         labels: 1 for similar pairs and 0 for others. For a cross-encoder with several labels, the
-            correct labels.
+            ID of the correct label of each pair.
         **options: ``batch_size`` and ``show_progress_bar``.
 
     Returns:
-        Metrics such as "cosine_ap".
+        Metrics such as "cosine_ap", whose names start with the model's similarity function. For a
+        cross-encoder, they have no such prefix.
     """
     if isinstance(model, CrossEncoder) and model.num_labels > 1:
         return metrics.multi_label_metrics(model.predict(pairs, **options), np.asarray(labels))
@@ -270,7 +289,8 @@ def pair_scores(
     if isinstance(model, CrossEncoder):
         if model.num_labels != 1:
             raise UsageError(
-                f"scores of pairs require a model with one label, not {model.num_labels}"
+                "scores of pairs require a cross-encoder with one label, but the model has "
+                f"{model.num_labels}"
             )
         return model.predict(list(pairs), **options)
     encoder = check_encoder(model, "similarity")
@@ -293,7 +313,11 @@ def prefixed(name: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_encoder(model: RetrievalModel, purpose: str) -> TextEncoder:
-    """Returns a model that encodes texts.
+    """Checks that a model encodes texts, and returns it.
+
+    Args:
+        model: The model.
+        purpose: What requires an encoder, for the error message.
 
     Raises:
         UsageError: The model is a cross-encoder, which only scores pairs.

@@ -1,10 +1,12 @@
 """Losses on the vectors of texts, for bi-encoders, sparse encoders and late interaction.
 
-The losses have the formulas and defaults of the classes of sentence-transformers 6 with the same
-names. All of them are computed in float32. They are functions of vectors `(rows, texts, features)`:
-each row is an example, and its texts are in the order of the columns, for example anchor, positive
-and negatives. A boolean array ``valid``, `(rows,)`, marks the examples. All other rows only pad the
-batch: they do not count, are not compared with other rows, and receive no gradient.
+The losses have the formulas and defaults of the classes of sentence-transformers 6 that their
+docstrings name. All of them are computed in float32.
+
+Most losses are functions of vectors `(rows, texts, features)`. Each row is an example. Its texts
+are in the order of the columns, for example anchor, positive and negatives. A boolean array
+``valid``, `(rows,)`, is true for examples, and false for rows that only pad the batch. Padding rows
+do not count in the loss, are not compared with other rows, and receive no gradient.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ Distance = Literal["euclidean", "cosine", "manhattan"]
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
-#: The directions of the symmetric loss (CLIP), and of the improved contrastive loss of GTE (Li et
-#: al., 2023).
+#: The directions of the symmetric loss of CLIP. `ALL_DIRECTIONS` are those of the improved
+#: contrastive loss of GTE (Li et al., 2023).
 SYMMETRIC: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
 ALL_DIRECTIONS: tuple[Direction, ...] = (
     "query_to_doc",
@@ -36,18 +38,20 @@ ALL_DIRECTIONS: tuple[Direction, ...] = (
     "doc_to_query",
     "doc_to_doc",
 )
-#: A logarithm of zero that keeps gradients finite.
+#: A finite replacement for the logarithm of zero. With -inf, gradients would be NaN.
 LOG_ZERO = -1e30
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and its divisor, so that sums over micro-batches and devices are exact.
+    """A mean loss, as a sum and the number of its terms.
+
+    Both can be added over micro-batches and devices, so that the mean is exact.
 
     Attributes:
         total: The sum, float32. The loss is ``total / max(count, 1)``.
         count: The number of terms.
-        correct: For losses that rank candidates: the number of anchors whose positive has the
+        correct: For losses that rank candidates, the number of anchors whose positive has the
             largest score.
     """
 
@@ -62,13 +66,16 @@ class LossSum:
 
 
 def per_batch(loss: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns a loss of the whole batch, such as CoSENT, which counts once per example."""
+    """Returns the `LossSum` of a loss that has a single value for the whole batch, such as CoSENT.
+
+    In means over batches, the value has the weight of the number of examples.
+    """
     count = valid.sum()
     return LossSum(loss * count, count)
 
 
 def weighted_sum(values: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the mean of one value per row, `(rows,)`."""
+    """Returns the `LossSum` of a loss with one value per row, `(rows,)`."""
     return LossSum(jnp.where(valid, values, 0.0).sum(), valid.sum())
 
 
@@ -77,23 +84,27 @@ def weighted_sum(values: jax.Array, valid: jax.Array) -> LossSum:
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
-    """Returns the square root, with gradient 0 at 0."""
+    """Returns the square root. Its gradient at 0 is 0 instead of infinite."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
 def pairwise_similarity(a: jax.Array, b: jax.Array, similarity: Similarity) -> jax.Array:
-    """Returns the similarity of corresponding vectors over the last axis."""
+    """Returns the similarities of the vectors in `a` to the vectors at the same index in `b`.
+
+    The last axis contains the features.
+    """
     if similarity == "cosine":
         a, b = l2_normalize(a), l2_normalize(b)
     return (a * b).sum(-1)
 
 
 def angle_similarity(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns the similarity of AnglE (Li and Li, 2024) of corresponding vectors.
+    """Returns the AnglE similarities (Li and Li, 2024) of vectors at the same index.
 
-    It is the absolute value of the cosine plus the sine of the angle between the vectors as complex
-    numbers. The halves of a vector are the real and the imaginary parts.
+    The vectors are interpreted as complex numbers: one half of the features are real parts, the
+    other half imaginary parts. The similarity is the absolute value of the cosine plus the sine of
+    the angle between them.
     """
     if a.shape[-1] % 2:
         a, b = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)]) for x in (a, b))
@@ -103,7 +114,10 @@ def angle_similarity(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def pairwise_distance(a: jax.Array, b: jax.Array, distance: Distance) -> jax.Array:
-    """Returns the distance of corresponding vectors over the last axis."""
+    """Returns the distances between the vectors in `a` and the vectors at the same index in `b`.
+
+    The last axis contains the features.
+    """
     if distance == "cosine":
         return 1 - pairwise_similarity(a, b, "cosine")
     if distance == "manhattan":
@@ -112,7 +126,7 @@ def pairwise_distance(a: jax.Array, b: jax.Array, distance: Distance) -> jax.Arr
 
 
 def distance_matrix(vectors: jax.Array, distance: Distance) -> jax.Array:
-    """Returns the distances between all vectors `(rows, features)`, `(rows, rows)`."""
+    """Returns the distances, `(rows, rows)`, between all pairs of vectors, `(rows, features)`."""
     if distance == "cosine":
         vectors = l2_normalize(vectors)
         return 1 - _matmul(vectors, vectors.T)
@@ -146,30 +160,31 @@ def multiple_negatives_ranking(
 ) -> LossSum:
     """Compares each anchor with all positives and negatives of the batch (InfoNCE).
 
-    van den Oord et al. (2018), Henderson et al. (2017). Corresponds to
-    ``MultipleNegativesRankingLoss``, and to its cached and symmetric variants.
+    The loss is the cross-entropy of a softmax over the scaled similarities, in which the anchor's
+    positive is the correct class (van den Oord et al., 2018; Henderson et al., 2017). It
+    corresponds to ``MultipleNegativesRankingLoss`` and to its cached and symmetric variants.
 
     Args:
         vectors: Vectors of anchor, positive and any negatives, `(rows, texts, features)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the similarities (1 / temperature).
-        similarity: The similarity.
-        directions: Similarities that the softmax contains, such as those of queries with
-            documents. "query_to_doc" is required.
-        partition_mode: "joint" uses one softmax for all directions. "per_direction" returns the
-            mean of the losses of the directions.
-        hardness_mode: The negatives whose logits get an additional term, which makes hard
-            negatives count more.
-        hardness_strength: The term is this factor times the similarity, without a gradient.
-        chunk_rows: Anchors per device that are scored together. The scores are then recomputed in
-            the backward pass. Default: all.
+        similarity: The similarity function.
+        directions: Which similarities are part of the softmax. For example, "doc_to_query" adds the
+            similarities of the positive to all queries. "query_to_doc" is always included.
+        partition_mode: "joint" uses one softmax for the similarities of all directions.
+            "per_direction" returns the mean of a separate loss for each direction.
+        hardness_mode: The negatives to whose logits a term is added that grows with their
+            similarity, so that hard negatives have more weight.
+        hardness_strength: The added term is this factor times the similarity. It has no gradient.
+        chunk_rows: Number of anchors per device that are scored at a time. The scores are then
+            recomputed in the backward pass. Default: all anchors.
         sharded: How the rows are split over devices.
     """
     rows, texts, features = vectors.shape
     if similarity == "cosine":
         vectors = l2_normalize(vectors)
     queries = vectors[:, 0]
-    # All positives, then all first negatives, and so on.
+    # The documents are all positives, then the first negatives of all rows, and so on.
     documents = vectors[:, 1:].swapaxes(0, 1).reshape(rows * (texts - 1), features)
     document_valid = jnp.tile(valid, texts - 1)
     row_of_document = jnp.tile(jnp.arange(rows), texts - 1)
@@ -204,7 +219,7 @@ def multiple_negatives_ranking(
         if len(scores) > 1 and partition_mode == "joint":
             total = cross_entropy(jnp.concatenate([*scores.values()], 1), labels)[0]
         elif len(scores) > 1:
-            # Each direction contains the positive pair in the same column.
+            # In each direction, the score of the positive pair is in the same column.
             totals = jnp.stack([cross_entropy(part, labels)[0] for part in scores.values()])
             total = totals.mean()
         return total[None], correct[None]
@@ -218,8 +233,8 @@ def in_batch_ranking(scores: jax.Array, valid: jax.Array, *, scale: float = 1.0)
     """Ranks the positive of each query among all documents, from precomputed scores.
 
     Args:
-        scores: Scores of each query with each document, `(rows, texts * rows)`. The documents are
-            all positives, then all first negatives, and so on.
+        scores: Scores of each query with each document, `(rows, documents per row * rows)`. The
+            documents are all positives, then the first negatives of all rows, and so on.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the scores.
     """
@@ -244,9 +259,10 @@ def gist(
     chunk_rows: int | None = None,
     sharded: Sharded | None = None,
 ) -> LossSum:
-    """Ranks positives as InfoNCE, without the candidates that a guide model considers positives.
+    """Computes InfoNCE without candidates that are probably false negatives (GISTEmbed).
 
-    GISTEmbed (Solatorio, 2024). Corresponds to ``GISTEmbedLoss`` and ``CachedGISTEmbedLoss``.
+    A guide model selects the excluded candidates (Solatorio, 2024). Corresponds to
+    ``GISTEmbedLoss`` and ``CachedGISTEmbedLoss``.
 
     Args:
         vectors: Vectors of anchor, positive and at most one negative, `(rows, texts, features)`.
@@ -255,16 +271,16 @@ def gist(
         temperature: Divisor of the cosine similarities.
         margin_strategy: Whether ``margin`` is an absolute similarity, or a fraction of the
             similarity of the positive.
-        margin: Candidates are excluded if their similarity according to the guide exceeds that of
-            the positive minus the margin.
-        contrast_anchors: Whether other anchors are candidates.
-        contrast_positives: Whether the similarities of positives are candidates.
-        chunk_rows: Anchors per device that are scored together. Default: all.
+        margin: According to the guide, anchor and positive have a similarity. Candidates with a
+            similarity above this value minus the margin are excluded.
+        contrast_anchors: Whether the similarities between anchors are candidates.
+        contrast_positives: Whether the similarities between positives are candidates.
+        chunk_rows: Number of anchors per device that are scored at a time. Default: all anchors.
         sharded: How the rows are split over devices.
     """
     rows = len(vectors)
     vectors, guide = l2_normalize(vectors), jax.lax.stop_gradient(l2_normalize(guide))
-    # The text on the left and the text on the right of each group of candidates.
+    # Each group of candidates contains the similarities of two texts, given by their columns.
     groups = [(0, 1)] + [(0, 0)] * contrast_anchors + [(1, 1)] * contrast_positives
     groups += [(0, 2)] * (vectors.shape[1] > 2)
 
@@ -280,7 +296,7 @@ def gist(
             if (left, right) == (0, 1):
                 hidden &= ~is_own
             elif left == right:
-                # The similarity of a text with itself is 1, up to rounding.
+                # The similarity of a text to itself is set to 1, because rounding can change it.
                 hidden |= is_own & (1.0 > threshold - slack)
             similarities = _matmul(own_vectors[:, left], vectors[:, right].T)
             scores.append(jnp.where(hidden | ~valid, -jnp.inf, similarities))
@@ -305,18 +321,20 @@ def cosent(
     scale: float = 20.0,
     angle: bool = False,
 ) -> LossSum:
-    """Orders the similarities of all pairs of the batch like their labels (CoSENT, AnglE).
+    """Makes the similarities of pairs have the same order as their labels (CoSENT, AnglE).
 
-    The loss is log(1 + Σ exp(scale (s_j − s_i))) over all i, j with label_i > label_j. It is
-    computed in O(n log n) with sorted labels. Corresponds to ``CoSENTLoss`` and ``AnglELoss``.
+    The loss is log(1 + Σ exp(scale (s_j − s_i))), where s_i is the similarity of pair i and the sum
+    is over all i, j with label_i > label_j. It is computed in O(n log n) with sorted labels.
+    Corresponds to ``CoSENTLoss`` and ``AnglELoss``.
 
     Args:
-        vectors: Vectors of both texts, `(rows, 2, features)`. With ``angle``, further texts are
-            negatives of the first, whose label is one minus the label.
-        labels: Similarities, `(rows,)`.
+        vectors: Vectors of both texts, `(rows, 2, features)`. With ``angle``, rows can have more
+            texts. Each of these forms a pair with the first text, whose label is one minus the
+            label of the row.
+        labels: Gold similarities, `(rows,)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         scale: Factor of the similarities.
-        angle: Whether to use the similarity of AnglE in place of the cosine.
+        angle: Whether to use the AnglE similarity instead of the cosine.
     """
     rows, texts, _ = vectors.shape
     count = valid.sum()
@@ -331,7 +349,7 @@ def cosent(
     labels, scores, valid = labels[order], scores[order], valid[order]
     suffix = jax.lax.cumlogsumexp(jnp.where(valid, -scores, LOG_ZERO), reverse=True)
     suffix = jnp.append(suffix, LOG_ZERO)
-    # The sum over the pairs with larger labels.
+    # For each pair, the logarithm of the sum of the terms of all pairs with larger labels.
     terms = scores + suffix[jnp.searchsorted(labels, labels, side="right")]
     terms = jnp.where(valid, terms, LOG_ZERO)
     loss = jax.nn.logsumexp(jnp.append(terms, 0.0))
@@ -339,7 +357,7 @@ def cosent(
 
 
 def cosine_similarity_loss(vectors: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the squared error of the cosine of two texts (``CosineSimilarityLoss``)."""
+    """Returns the squared error between cosines and labels (``CosineSimilarityLoss``)."""
     cosines = pairwise_similarity(vectors[:, 0], vectors[:, 1], "cosine")
     return weighted_sum(jnp.square(cosines - labels), valid)
 
@@ -354,14 +372,14 @@ def contrastive(
 ) -> LossSum:
     """Pulls pairs with label 1 together and pushes pairs with label 0 apart (``ContrastiveLoss``).
 
-    Hadsell et al. (2006).
+    Source: Hadsell et al. (2006).
 
     Args:
         vectors: Vectors of both texts, `(rows, 2, features)`.
         labels: 1 for similar texts, 0 for others, `(rows,)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: Distance beyond which pairs with label 0 have no loss.
-        distance: The distance.
+        distance: The distance function.
     """
     distances = pairwise_distance(vectors[:, 0], vectors[:, 1], distance)
     apart = jnp.square(jax.nn.relu(margin - distances))
@@ -378,9 +396,10 @@ def online_contrastive(
 ) -> LossSum:
     """Returns the contrastive loss of the hard pairs of a batch (``OnlineContrastiveLoss``).
 
-    The hard pairs are those with label 0 that are nearer than the farthest pair with label 1, and
-    those with label 1 that are farther than the nearest pair with label 0. If a batch has only one
-    label, the mean distance replaces the missing one.
+    A pair with label 0 is hard if its distance is smaller than the largest distance of a pair with
+    label 1. A pair with label 1 is hard if its distance is larger than the smallest distance of a
+    pair with label 0. If all pairs of a batch have the same label, their distances are compared
+    with their mean distance instead.
 
     Args:
         vectors: See :func:`contrastive`.
@@ -423,7 +442,7 @@ def triplet(
         vectors: Vectors of anchor, positive and negative, `(rows, 3, features)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: The margin.
-        distance: The distance.
+        distance: The distance function.
     """
     anchor, positive, negative = (vectors[:, text] for text in range(3))
     difference = pairwise_distance(anchor, positive, distance)
@@ -439,16 +458,17 @@ def batch_all_triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Returns the mean over all triplets of the batch with a positive loss.
+    """Returns the mean triplet loss over all triplets of the batch whose loss is not zero.
 
-    Corresponds to ``BatchAllTripletLoss`` (Hermans et al., 2017).
+    A triplet consists of two texts of the same class and a text of another class. Corresponds to
+    ``BatchAllTripletLoss`` (Hermans et al., 2017).
 
     Args:
         vectors: Vectors of texts, `(rows, features)`.
         labels: Class IDs, `(rows,)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
         margin: The margin.
-        distance: The distance.
+        distance: The distance function.
     """
     distances = distance_matrix(vectors, distance)
     positive, negative = _triplet_masks(labels, valid)
@@ -472,7 +492,9 @@ def batch_hard_triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Uses each anchor's farthest positive and nearest negative (``BatchHardTripletLoss``).
+    """Returns the triplet loss of the hardest triplets (``BatchHardTripletLoss``).
+
+    For each anchor, the triplet contains the farthest positive and the nearest negative.
 
     Args:
         vectors: See :func:`batch_all_triplet`.
@@ -498,9 +520,10 @@ def batch_semi_hard_triplet(
     margin: float = 5.0,
     distance: Distance = "euclidean",
 ) -> LossSum:
-    """Uses the nearest negative that is farther than the positive (``BatchSemiHardTripletLoss``).
+    """Returns the triplet loss of semi-hard negatives (``BatchSemiHardTripletLoss``).
 
-    If there is none, the farthest negative is used (Schroff et al., 2015).
+    For each anchor and positive, the negative is the nearest one that is farther than the positive.
+    If there is none, it is the farthest negative (Schroff et al., 2015).
 
     Args:
         vectors: See :func:`batch_all_triplet`.
@@ -525,14 +548,14 @@ def batch_semi_hard_triplet(
 
 
 def _triplet_masks(labels: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns which rows are positives and which are negatives of each row, `(rows, rows)`."""
+    """Returns two masks, `(rows, rows)`: the positives and the negatives of each row."""
     both = valid[:, None] & valid[None]
     equal = labels[:, None] == labels[None]
     return both & equal & ~jnp.eye(len(labels), dtype=bool), both & ~equal
 
 
 def _largest(values: jax.Array) -> jax.Array:
-    """Returns the maximum of each row. Only the first of equal values has a gradient."""
+    """Returns the maximum of each row. If several values are equal, the first has the gradient."""
     return jnp.take_along_axis(values, values.argmax(1)[:, None], axis=1)[:, 0]
 
 
@@ -541,25 +564,28 @@ def _largest(values: jax.Array) -> jax.Array:
 
 
 def teacher_margins(labels: jax.Array, negatives: int) -> jax.Array:
-    """Returns the margins between positive and negatives, `(rows, negatives)`.
+    """Returns a teacher's score of the positive minus its score of each negative.
 
     Args:
-        labels: Margins `(rows,)` or `(rows, negatives)`, or scores of the positive and the
-            negatives, `(rows, negatives + 1)`.
+        labels: These differences, `(rows,)` or `(rows, negatives)`, or the scores of the positive
+            and the negatives, `(rows, negatives + 1)`.
         negatives: Number of negatives.
+
+    Returns:
+        The differences, `(rows, negatives)`.
     """
     labels = labels[:, None] if labels.ndim == 1 else labels
     return labels[:, :1] - labels[:, 1:] if labels.shape[1] == negatives + 1 else labels
 
 
 def margin_mse(scores: jax.Array, labels: jax.Array, valid: jax.Array) -> LossSum:
-    """Returns the squared error of the margins between positive and negatives (``MarginMSELoss``).
+    """Returns the squared error of score margins (``MarginMSELoss``; Hofstätter et al., 2020).
 
-    Hofstätter et al. (2020).
+    A margin is the score of the positive minus the score of a negative.
 
     Args:
         scores: Scores of the positive and of the negatives, `(rows, negatives + 1)`.
-        labels: Margins or scores of a teacher, see :func:`teacher_margins`.
+        labels: Margins or scores of a teacher, as :func:`teacher_margins` accepts them.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
     """
     margins = scores[:, :1] - scores[:, 1:]
@@ -575,15 +601,16 @@ def distill_kl_div(
     temperature: float = 1.0,
     teacher_temperature: float | None = None,
 ) -> LossSum:
-    """Returns the divergence of the distribution over documents from a teacher's.
+    """Returns the KL divergence from a teacher's distribution over the documents of a query.
 
-    Corresponds to ``DistillKLDivLoss`` (Lin et al., 2020).
+    The distributions are the softmax of the scores. Corresponds to ``DistillKLDivLoss`` (Lin et
+    al., 2020).
 
     Args:
         scores: Scores of the documents of each query, `(rows, documents)`.
         labels: Scores of the teacher, `(rows, documents)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
-        temperature: Divisor of the scores, whose square multiplies the loss.
+        temperature: Divisor of the scores. The loss is multiplied by its square.
         teacher_temperature: Divisor of the teacher's scores. Default: ``temperature``.
     """
     student = jax.nn.log_softmax(scores / temperature)
@@ -603,9 +630,10 @@ def embed_distill(
 
     Args:
         vectors: Vectors of texts, `(rows, texts, features)`.
-        labels: Vectors of the teacher, of the same shape, or `(rows, features)` for all texts.
+        labels: Vectors of the teacher. Their shape is that of `vectors`, or `(rows, features)` if
+            all texts of a row have the same teacher vector.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
-        metric: The distance. "mse" is the squared error averaged over features.
+        metric: The distance function. "mse" is the squared error averaged over features.
     """
     labels = labels[:, None] if labels.ndim == 2 else labels
     if metric == "mse":
@@ -618,7 +646,7 @@ def embed_distill(
 
 
 def pair_features(vectors: jax.Array) -> jax.Array:
-    """Returns the features of pairs that the classifier of ``SoftmaxLoss`` reads.
+    """Returns the inputs of the classifier of ``SoftmaxLoss``.
 
     Args:
         vectors: Vectors u and v of the texts of each pair, `(rows, 2, features)`.
@@ -641,17 +669,18 @@ def matryoshka(
     dims: Sequence[int],
     weights: Sequence[float] | None = None,
 ) -> LossSum:
-    """Sums a loss over the first dimensions of the vectors (``MatryoshkaLoss``).
+    """Sums a loss of vectors that are truncated to several sizes (``MatryoshkaLoss``).
 
-    Kusupati et al. (2022).
+    Source: Kusupati et al. (2022).
 
     Args:
-        loss: Returns the loss of vectors and labels.
+        loss: Function that returns the loss of vectors and labels.
         vectors: Vectors, `(..., features)`.
         labels: Labels. If they are vectors with the same number of features, they are also
             truncated.
-        dims: The numbers of dimensions. The truncated vectors are normalized.
-        weights: Weight of each number of dimensions. Default: 1.
+        dims: Numbers of dimensions to which the vectors are truncated. Truncated vectors are
+            normalized.
+        weights: Weight of the loss for each number of dimensions. Default: 1.
     """
     results = {}
     for dim in dims:
@@ -662,22 +691,24 @@ def matryoshka(
     total = jnp.zeros(())
     for dim, weight in zip(dims, weights or [1.0] * len(dims), strict=True):
         result = results[dim]
-        # Losses whose divisor depends on the vectors get the divisor of the largest dimension.
+        # The count of some losses depends on the vectors. The mean loss of each size is multiplied
+        # by the count for the largest size, so that the sum has a single count.
         ratio = jnp.maximum(largest.count, 1) / jnp.maximum(result.count, 1)
         total += weight * result.total * ratio
     return LossSum(total, largest.count, largest.correct)
 
 
 def flops(vectors: jax.Array, valid: jax.Array, threshold: int | None = None) -> jax.Array:
-    """Returns the FLOPS regularizer Σ_v (mean over rows of w_v)² (arXiv:2004.05665).
+    """Returns the FLOPS regularizer of sparse vectors (Paria et al., 2020, arXiv:2004.05665).
 
-    The mean is taken over the whole batch, over all devices. Means per device would make the
-    vectors less sparse on more devices.
+    The regularizer is Σ_v (mean of w_v)², where w_v is the weight of vocabulary entry v and the
+    mean is over all vectors of the global batch. If each device computed its own mean, the effect
+    of the regularizer would depend on the number of devices.
 
     Args:
         vectors: Sparse vectors, `(rows, texts, vocab_size)`.
         valid: Mask of the rows that hold real examples (not padding), `(rows,)`.
-        threshold: Vectors with at most this number of nonzero weights are treated as zero.
+        threshold: Vectors with at most this number of nonzero weights count as zero vectors.
     """
     weights = jnp.broadcast_to(valid[:, None, None], (*vectors.shape[:2], 1))
     if threshold is not None:
@@ -701,17 +732,19 @@ def maxsim(
     *,
     length_normalize: bool = False,
 ) -> jax.Array:
-    """Returns the MaxSim score of each query with each document: Σ_i max_j q_i · d_j.
+    """Returns the MaxSim score of each query with each document.
 
-    Documents are scored one after the other, and again in the backward pass, so only the scores
-    between the tokens of one document and all queries are in memory.
+    The score is Σ_i max_j q_i · d_j, where q_i and d_j are the token vectors of query and document.
+    Documents are scored one after the other, and the token scores are recomputed in the backward
+    pass. Only the scores between the tokens of one document and all queries are therefore in memory
+    at a time.
 
     Args:
-        queries: Token vectors, `(queries, query tokens, features)`.
-        documents: Token vectors, `(documents, document tokens, features)`.
+        queries: Token vectors of the queries, `(queries, query tokens, features)`.
+        documents: Token vectors of the documents, `(documents, document tokens, features)`.
         query_mask: Mask of the query tokens to score, `(queries, query tokens)`.
         document_mask: Mask of the document tokens to score, `(documents, document tokens)`.
-        length_normalize: Whether to divide by the number of query tokens.
+        length_normalize: Whether to divide scores by the number of scored query tokens.
 
     Returns:
         Scores, float32 `(queries, documents)`. The score of a document without tokens is -1e9.
@@ -737,11 +770,13 @@ def maxsim_pairwise(
     """Returns the MaxSim score of each query with its own documents.
 
     Args:
-        queries: Token vectors, `(queries, query tokens, features)`.
-        documents: Token vectors, `(queries, documents, document tokens, features)`.
+        queries: Token vectors of the queries, `(queries, query tokens, features)`.
+        documents: Token vectors of the documents of each query, `(queries, documents, document
+            tokens, features)`.
         query_mask: Mask of the query tokens to score, `(queries, query tokens)`.
-        document_mask: Mask of the tokens to score, `(queries, documents, document tokens)`.
-        length_normalize: Whether to divide by the number of query tokens.
+        document_mask: Mask of the document tokens to score, `(queries, documents, document
+            tokens)`.
+        length_normalize: Whether to divide scores by the number of scored query tokens.
 
     Returns:
         Scores, float32 `(queries, documents)`.

@@ -1,7 +1,7 @@
 """Metrics of search, reranking, semantic similarity and pair classification, in NumPy.
 
-The names, the definitions and the treatment of ties are those of sentence-transformers 6 and, for
-reranking and average precision, those of scikit-learn.
+Names, definitions and the treatment of equal scores are the same as in sentence-transformers 6. For
+NDCG and average precision, they are the same as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ import numpy as np
 from hfseq.errors import DataError
 from hfseq.objectives.metrics import f1, matthews_correlation, pearson, spearmanr
 
-#: Cutoffs of the metrics of search.
+#: Cutoffs of the search metrics: the numbers of best documents from which they are computed.
 ACCURACY_AT = PRECISION_AT = (1, 3, 5, 10)
 MRR_AT = NDCG_AT = (10,)
 MAP_AT = (100,)
-#: The largest cutoff: searches must return this number of documents.
+#: The largest cutoff, and so the number of documents that a search must return.
 SEARCH_DEPTH = 100
 #: Cutoff of MRR and NDCG in reranking.
 RERANK_AT = 10
 
 
 def check_scores(scores: np.ndarray, name: str) -> np.ndarray:
-    """Returns scores as float64.
+    """Converts scores to float64, and checks that none is NaN.
+
+    Args:
+        scores: The scores.
+        name: What the scores are, for the error message.
 
     Raises:
-        DataError: A score is not a number.
+        DataError: A score is NaN.
     """
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():
@@ -55,12 +59,12 @@ def retrieval_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of a search with binary relevance.
 
-    Documents with the same score must be in the order of their IDs, as :func:`rank_documents` sorts
-    them.
+    If documents have the same score, the caller must sort them by their IDs, as
+    :func:`rank_documents` does.
 
     Args:
         ranking: The IDs of the best documents of each query, in the order of decreasing scores.
-        relevant: The IDs of the relevant documents of each query, at least one.
+        relevant: The IDs of the relevant documents of each query. Each query needs at least one.
         accuracy_at: Cutoffs for the fraction of queries with a relevant document.
         precision_at: Cutoffs for precision and recall.
         mrr_at: Cutoffs for the mean reciprocal rank of the first relevant document.
@@ -68,7 +72,7 @@ def retrieval_metrics(
         map_at: Cutoffs for the mean average precision.
 
     Returns:
-        Means over queries, such as "ndcg@10".
+        The mean of each metric over the queries. A name is, for example, "ndcg@10".
     """
     depth = max((*accuracy_at, *precision_at, *mrr_at, *ndcg_at, *map_at))
     hits = np.zeros((len(ranking), depth))
@@ -102,7 +106,7 @@ def rank_documents(
 ) -> list[list[Any]]:
     """Returns the IDs of the best documents of each query.
 
-    Of documents with the same score, the one with the smaller ID comes first. The result therefore
+    If documents have the same score, the document with the smaller ID comes first, so the result
     does not depend on the order of the documents.
 
     Args:
@@ -131,18 +135,18 @@ def reranking_metrics(
     k: int = RERANK_AT,
     ties: str = "first",
 ) -> dict[str, float]:
-    """Returns metrics of the order of the documents of each query.
+    """Evaluates the order of the documents of each query.
 
     Args:
         scores: The scores of the documents of each query.
-        relevance: For each document, whether it is relevant.
+        relevance: 1 for each relevant document and 0 for the others, in the same order.
         k: Cutoff of MRR and NDCG.
         ties: How the reciprocal rank treats documents with the same score. "first" keeps their
-            order, as the evaluation of bi-encoders does. "last" reverses it, as the evaluation of
-            cross-encoders does.
+            order, as sentence-transformers does for bi-encoders. "last" reverses it, as
+            sentence-transformers does for cross-encoders.
 
     Returns:
-        Means over queries: "map", "mrr@10" and "ndcg@10".
+        The means of "map", "mrr@10" and "ndcg@10" over the queries.
 
     Raises:
         DataError: A score is not a number.
@@ -160,8 +164,8 @@ def reranking_scores(
 ) -> tuple[float, float, float]:
     """Returns the average precision, the reciprocal rank and the NDCG of one query.
 
-    All of them are 0 without a relevant document. The arguments are those of
-    :func:`reranking_metrics`, for one query.
+    If no document is relevant, they are 0. The arguments are those of :func:`reranking_metrics`,
+    for one query.
     """
     scores, relevant = check_scores(scores, "scores"), np.asarray(labels) > 0
     if not relevant.any():
@@ -175,12 +179,12 @@ def reranking_scores(
 def ndcg(scores: np.ndarray, gains: Sequence[float], k: int | None = None) -> float:
     """Returns the normalized discounted cumulative gain, like scikit-learn's ``ndcg_score``.
 
-    Documents with the same score share the mean of their gains.
+    If documents have the same score, each of them has the mean of their gains.
 
     Args:
         scores: The scores of the documents.
         gains: The relevance of each document, which must not be negative.
-        k: Cutoff.
+        k: Number of best documents that count. Default: all documents.
     """
     values = np.asarray(gains, np.float64)
     discounts = 1 / np.log2(np.arange(len(values)) + 2)
@@ -197,7 +201,7 @@ def ndcg(scores: np.ndarray, gains: Sequence[float], k: int | None = None) -> fl
 def average_precision(scores: np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
     """Returns the average precision, like scikit-learn's ``average_precision_score``.
 
-    Documents with the same score are above or below a threshold together.
+    Documents with the same score are not ordered: precision and recall include all of them or none.
 
     Args:
         scores: The scores of the documents.
@@ -218,7 +222,7 @@ def average_precision(scores: np.ndarray, labels: Sequence[int] | np.ndarray) ->
 
 
 def similarity_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns Pearson's and Spearman's correlations of similarities and gold scores."""
+    """Returns the Pearson and Spearman correlations between similarities and gold scores."""
     scores = check_scores(scores, "similarities")
     return {"pearson": pearson(scores, labels), "spearman": spearmanr(scores, labels)}
 
@@ -229,7 +233,8 @@ def triplet_accuracy(positive: np.ndarray, negative: np.ndarray, margin: float =
     Args:
         positive: Similarities of anchors and positives.
         negative: Similarities of anchors and negatives.
-        margin: The similarity to the positive must exceed that to the negative by more than this.
+        margin: The similarity to the positive must exceed the similarity to the negative by more
+            than this.
     """
     positive, negative = (check_scores(v, "similarities") for v in (positive, negative))
     return float((positive > negative + margin).mean())
@@ -246,8 +251,9 @@ def pair_classification_metrics(
         greater_is_better: Whether similar pairs have larger scores.
 
     Returns:
-        "accuracy" and "f1" with their best thresholds, "precision" and "recall" at the threshold of
-        F1, "ap", and "mcc" at the threshold of F1.
+        "accuracy" and "f1", each at its best threshold, and these thresholds as
+        "accuracy_threshold" and "f1_threshold". "precision", "recall" and "mcc" are computed at the
+        threshold of "f1". "ap" is the average precision.
 
     Raises:
         DataError: A score is not a number, or a label is neither 0 nor 1.
@@ -262,7 +268,7 @@ def pair_classification_metrics(
     hits, accepted = relevant.cumsum()[ends], ends + 1
     following = np.append(ordered[ends[:-1] + 1], ordered[-1])
     thresholds = np.where(ends == len(ordered) - 1, ordered[ends], (ordered[ends] + following) / 2)
-    # A rounded midpoint must not include the next score.
+    # Rounding can make the midpoint equal to the next score, which must not be accepted.
     is_next = (thresholds == following) & (ends != len(ordered) - 1)
     thresholds = np.where(is_next, ordered[ends], thresholds)
     positives, negatives = relevant.sum(), (relevant == 0).sum()
@@ -292,11 +298,11 @@ def pair_classification_metrics(
 
 
 def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns the F1 scores of a cross-encoder with several labels.
+    """Returns the F1 scores of a classifier with several labels.
 
     Args:
-        scores: Scores, `(pairs, labels)`. The largest one is the prediction.
-        labels: The correct labels, `(pairs,)`.
+        scores: Scores, `(pairs, labels)`. The label with the largest score is the prediction.
+        labels: IDs of the correct labels, `(pairs,)`.
     """
     predictions = check_scores(scores, "scores").argmax(axis=1)
     labels = np.asarray(labels, int)
@@ -315,15 +321,17 @@ def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, flo
 
 
 def sparse_statistics(queries: Any, documents: Any) -> dict[str, float]:
-    """Returns the mean numbers of nonzero weights, and of those that queries and documents share.
+    """Returns statistics of the nonzero weights of sparse vectors.
 
     Args:
-        queries: SciPy array or dense array, `(queries, vocab_size)`.
-        documents: `(documents, vocab_size)`.
+        queries: The vectors of queries, a sparse SciPy array or a dense array
+            `(queries, vocab_size)`.
+        documents: The vectors of documents, as `queries`.
 
     Returns:
-        "query_active_dims", "corpus_active_dims" and "avg_flops", the expected number of
-        multiplications per pair of a query and a document.
+        "query_active_dims" and "corpus_active_dims", the mean numbers of nonzero weights per query
+        and per document, and "avg_flops", the mean number of dimensions in which both a query and a
+        document have nonzero weights.
     """
     shares = []
     for vectors in (queries, documents):
@@ -339,16 +347,16 @@ def sparse_statistics(queries: Any, documents: Any) -> dict[str, float]:
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[Any]], k: int = 60
 ) -> list[tuple[Any, float]]:
-    """Combines rankings by adding the scores `1 / (k + rank)` of each document.
+    """Combines several rankings of documents (Cormack et al., 2009).
 
-    Source: Cormack et al. (2009).
+    The score of a document is the sum of `1 / (k + rank)` over the rankings that contain it.
 
     Args:
-        rankings: Document IDs in the order of decreasing scores.
-        k: Constant that reduces the weight of the first ranks.
+        rankings: Rankings, each a list of document IDs that starts with the best document.
+        k: Constant. The larger it is, the less the first ranks are preferred to the others.
 
     Returns:
-        Documents and their scores, in the order of decreasing scores.
+        Document IDs and their scores, in the order of decreasing scores.
     """
     scores: dict[Any, float] = {}
     for ranking in rankings:

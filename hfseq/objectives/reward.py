@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class RewardModeling(PreferenceObjective):
-    """Gives chosen answers a higher reward than rejected ones (Bradley and Terry, 1952).
+    """Trains a reward model with the Bradley-Terry loss (Bradley and Terry, 1952).
 
-    The column "margin" contains the difference that the rewards of a pair should exceed. The reward
-    is the output of the model at the last token that is not padding. Padding therefore has to
-    differ from the EOS token.
+    The reward of an answer is the output of the model at the last token that is not padding. The
+    padding token therefore must not be the EOS token. An optional column "margin" contains the
+    difference by which the reward of the chosen answer should exceed that of the rejected answer.
     """
 
     name = "reward"
@@ -55,7 +55,7 @@ class RewardModeling(PreferenceObjective):
 
     @property
     def method(self) -> str:
-        """The loss, and how the reward is computed."""
+        """The loss and its formula, for the model card."""
         centering = self.arguments.center_rewards_coefficient
         extra = f" + {centering:g} (s₊ + s₋)²" if centering is not None else ""
         return f"Bradley-Terry, −log σ(s₊ − s₋ − margin){extra}"
@@ -63,7 +63,7 @@ class RewardModeling(PreferenceObjective):
     def card_rows(
         self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Also returns the range of the rewards, and how to compute them."""
+        """Adds the range of the rewards, and a description of how to compute a reward."""
         rows, tokenizer = super().card_rows(counts, log), self.tokenizer
         last: dict[str, Any] = {}
         for record in log:
@@ -82,20 +82,20 @@ class RewardModeling(PreferenceObjective):
 
     @classmethod
     def task_head(cls, config: PreTrainedConfig) -> str:
-        """Returns the sequence classification head."""
+        """Returns the task of the model class, sequence classification."""
         return cls.auto_class
 
     @classmethod
     def configure(
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Sets one output, which pipelines return unchanged, and the padding token."""
+        """Sets the number of outputs to one, their type to regression, and the padding token."""
         config.id2label, config.label2id = {0: "LABEL_0"}, {"LABEL_0": 0}
-        # Without this, text-classification pipelines apply a sigmoid to a single output.
+        # Otherwise, text-classification pipelines would apply a sigmoid to the single output.
         config.problem_type = "regression"
 
     def setup(self) -> None:
-        """Checks the padding token."""
+        """Checks the type of the model and the padding token."""
         super().setup()
         if self.encoder_decoder:
             raise UsageError(
@@ -111,9 +111,9 @@ class RewardModeling(PreferenceObjective):
         if pad is None or pad == tokenizer.eos_token_id:
             problem = "has no padding token" if pad is None else "uses its EOS token as padding"
             raise UsageError(
-                f"the tokenizer {problem}. The reward is read at the last token that is not "
-                "padding, so the model could not distinguish the end of an answer from padding: "
-                "set --pad_token to another token of the vocabulary"
+                f"the tokenizer {problem}. The reward is computed at the last token that is not "
+                "padding, so the EOS token of an answer must differ from padding: set --pad_token "
+                "to another token of the vocabulary"
             )
         self.config.pad_token_id = pad
 
@@ -130,7 +130,10 @@ class RewardModeling(PreferenceObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over pairs. In evaluation, the totals include all rewards."""
+        """Returns the sum of the losses of pairs, their number, and the totals for the metrics.
+
+        In evaluation, the totals include the rewards of each pair.
+        """
         width = batch["segments"].shape[-1]
         ids, segments = (batch[name].reshape(-1, width) for name in ("answer_ids", "segments"))
         dropout: jax.Array | Literal[False] | None = rngs
@@ -157,7 +160,7 @@ class RewardModeling(PreferenceObjective):
         return total, valid.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss, the accuracy, the margin and the mean reward."""
+        """Returns the loss, the accuracy, the mean difference of rewards, and the mean reward."""
         count = max(totals["count"], 1)
         return {
             "loss": totals["loss"] / count,
@@ -178,7 +181,7 @@ class RewardModeling(PreferenceObjective):
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Returns the rewards of the answers of a few rows."""
+        """Returns the answers of a few examples with their rewards."""
         examples: Any = getattr(rows, "examples", [])
         indices = sorted({number * len(examples) // count for number in range(count)})
         samples = []

@@ -1,7 +1,7 @@
 """Training of sparse encoders (SPLADE).
 
-A loss of the dot products of sparse vectors is combined with the FLOPS regularizers of queries and
-documents (Formal et al., 2021), as in sentence-transformers' SpladeLoss.
+As in sentence-transformers' SpladeLoss, FLOPS regularizers of the vectors of queries and documents
+are added to a loss of the dot products of these vectors (Formal et al., 2021).
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Default temperature of distill_kl_div.
+#: Default temperature of `--loss distill_kl_div`.
 TEMPERATURE = 2.0
-#: A warning is logged if this fraction of all weights is not zero in several reports.
+#: A warning is logged if more than this fraction of the weights is nonzero in this many successive
+#: evaluations of the metrics.
 DENSE_FRACTION, DENSE_REPORTS = 0.9, 5
 
 
 class SparseTraining(RetrievalObjective):
     """Trains sparse vectors whose dot products rank documents.
 
-    The regularizers use the means over the global batch. The weights of the regularizers grow
-    quadratically in the first third of the training.
+    The regularizers are computed from means over the global batch. At the start of training, their
+    weights grow quadratically from 0 to the values of the flags.
     """
 
     name = "sparse_encoder"
@@ -52,21 +53,21 @@ class SparseTraining(RetrievalObjective):
     arguments: SparseArguments
 
     def setup(self) -> None:
-        """Selects the columns, and the names of the reported sums."""
+        """Selects the columns, and sets the names of the sums for the metrics."""
         super().setup()
         self.sums = (*self.sums, "base_loss", "document_active_dims", "query_active_dims")  # type: ignore[misc]
         self._dense_reports = 0
 
     def make_config(self, model: FlaxPreTrainedModel, config: SparseConfig | None) -> SparseConfig:
-        """Returns the settings of the model, by default SPLADE with max pooling.
+        """Returns the settings of the model. The default for new models is SPLADE with max pooling.
 
         Raises:
-            UsageError: The model has an autoencoder.
+            UsageError: The model has a sparse autoencoder.
         """
         if config is not None and config.auto_encoder is not None:
             raise UsageError(
-                "training does not support sparse encoders with a SparseAutoEncoder (CSR), only "
-                "masked language models (SPLADE)"
+                "training only supports sparse encoders with a masked language model (SPLADE), but "
+                "--model_name_or_path has a SparseAutoEncoder (CSR)"
             )
         return config or SparseConfig()
 
@@ -88,7 +89,7 @@ class SparseTraining(RetrievalObjective):
         sharded: Sharded | None,
         weights: ModuleWeights | None = None,
     ) -> LossSum:
-        """Returns the loss of sparse vectors `(rows, texts, vocab_size)` without regularizers."""
+        """Computes a loss without regularizers from vectors, `(rows, texts, vocab_size)`."""
         data, valid = self.arguments, batch["valid"]
         if name == "margin_mse":
             return losses.margin_mse(document_scores(vectors), batch["labels"], valid)
@@ -112,7 +113,7 @@ class SparseTraining(RetrievalObjective):
         train: bool,
         totals: dict[str, jax.Array],
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Adds the regularizers. In evaluation, their weights are not warmed up."""
+        """Adds the regularizers. In evaluation, they always have their full weights."""
         data, valid = self.arguments, batch["valid"]
         queries, documents = vectors[:, :1], vectors[:, 1:]
         penalty = data.document_regularizer_weight * losses.flops(
@@ -141,8 +142,8 @@ class SparseTraining(RetrievalObjective):
         self._dense_reports = self._dense_reports + 1 if is_dense else 0
         if self._dense_reports == DENSE_REPORTS:
             logger.warning(
-                "documents have %d nonzero weights of %d on average, so the vectors are not "
-                "sparse: increase --document_regularizer_weight, or start from another model",
+                "on average, %d of the %d weights of a document are not zero, so the vectors are "
+                "not sparse: increase --document_regularizer_weight, or start from another model",
                 *(round(metrics["document_active_dims"]), self.config.vocab_size),
             )
         return metrics
@@ -163,10 +164,10 @@ class SparseTraining(RetrievalObjective):
 
 
 def warmup(step: jax.Array, total_steps: int, ratio: float) -> jax.Array:
-    """Returns the factor of the regularizers, which grows quadratically to 1.
+    """Returns the factor of the regularizers in a step. It grows quadratically from 0 to 1.
 
     Args:
-        step: Number of the training step, from 0.
+        step: Number of the training step, starting at 0.
         total_steps: Number of training steps.
         ratio: Fraction of the steps after which the factor is 1.
     """

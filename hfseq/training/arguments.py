@@ -1,4 +1,4 @@
-"""Flags of the training scripts, parsed from the command line and from files."""
+"""The flags of training commands, and parsers for the command line and for argument files."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from hfseq.training.usage import ANY_OBJECTIVE, objective_name, usage
 #: Directory with the argument files of published experiments. The path `configs/NAME.yaml` refers
 #: to a file in this directory, regardless of the current directory.
 CONFIGS = Path(__file__).parents[1] / "templates" / "configs"
-#: Flags of other programs that accept or request an access token for the Hub.
+#: Flags with which other programs accept an access token for the Hub, with underscores for dashes.
 TOKEN_FLAGS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that shows a single spelling of each flag.
+    """Help formatter that shows only one spelling of each flag.
 
-    It omits uninformative defaults, such as `None` and empty lists.
+    Defaults without information, such as `None` and empty lists, are omitted.
     """
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
@@ -83,7 +83,7 @@ def make_parser(
     Args:
         dataclass_types: The dataclasses whose fields become flags.
         description: Description for `--help`.
-        program: The command before the flags, for `--help`. Default: the script.
+        program: The command that precedes the flags, for `--help`. Default: the name of the script.
     """
     from transformers import HfArgumentParser
 
@@ -95,7 +95,8 @@ def make_parser(
         usage="%(prog)s [flags]   (--help lists them)",
     )
     for action in parser._actions:
-        # The dataclasses check the choices, so that one error message lists all invalid values.
+        # The dataclasses check the choices instead of argparse, so that one error message lists all
+        # invalid values.
         action.choices = None
     return parser
 
@@ -109,11 +110,11 @@ def parse_flags(
     """Parses flags into one instance of each dataclass.
 
     Args:
-        dataclass_types: The dataclasses whose fields are the flags. The `defaults` attribute of a
-            class overrides the defaults of any flags.
+        dataclass_types: The dataclasses whose fields are the flags. If a class has an attribute
+            `defaults`, it overrides the defaults of flags, also of those in other classes.
         argv: The flags.
         description: Description for `--help`.
-        program: The command before the flags, for `--help`. Default: the script.
+        program: The command that precedes the flags, for `--help`. Default: the name of the script.
 
     Raises:
         UsageError: A flag is unknown or has an invalid value.
@@ -141,8 +142,9 @@ def parse_flags(
 def reject_token_flags(words: Iterable[str]) -> None:
     """Rejects flags that pass an access token.
 
-    All users of the machine could read the token in the process list. This function must be called
-    before parsing, because argparse would accept `--token` as the abbreviation of another flag.
+    A token in a flag would be visible to all users of the machine, in the list of processes. This
+    function must be called before parsing, because argparse would accept `--token` as the
+    abbreviation of another flag.
 
     Raises:
         UsageError: One of `words` is a flag for an access token.
@@ -151,8 +153,8 @@ def reject_token_flags(words: Iterable[str]) -> None:
         flag = word.partition("=")[0].replace("-", "_")
         if flag in TOKEN_FLAGS:
             raise UsageError(
-                f"--{flag[2:]}: do not pass tokens as flags, they are visible in the process list "
-                "and in logs. Set HF_TOKEN, or log in once with `hf auth login`"
+                f"--{flag[2:]}: do not pass tokens as flags, because they are visible in the "
+                "process list and in logs. Set HF_TOKEN, or log in once with `hf auth login`"
             )
 
 
@@ -168,11 +170,12 @@ def flag_names(dataclass_types: Iterable[type]) -> set[str]:
 def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
     """Converts a YAML or JSON file of arguments to a list of flags.
 
-    YAML values are read as text, so that `no` can be a language code and `0123` a name.
+    YAML values are read as text. For example, `no` remains a language code instead of becoming
+    false, and `0123` remains a name instead of becoming a number.
 
     Args:
-        path: The file. `.json` files are read as JSON, all others as YAML. A path
-            `configs/NAME.yaml` can also refer to a file in the directory `CONFIGS`.
+        path: The file. `.json` files are read as JSON, all others as YAML. If a path
+            `configs/NAME.yaml` does not exist, the file is read from the directory `CONFIGS`.
         dataclass_types: The dataclasses whose fields the file may contain.
 
     Raises:
@@ -227,8 +230,8 @@ def flags_from_values(
     """Converts a mapping of flag names to values to a list of flags.
 
     Args:
-        values: The values by flag name. `None` and empty lists are left out. A dict becomes
-            `key=value` pairs, for instance for `config_overrides`.
+        values: The values by flag name. `None` and empty lists are omitted. A dictionary becomes
+            `key=value` pairs, which `config_overrides` expects.
         dataclass_types: The dataclasses whose fields are the allowed names.
         prefix: Beginning of the error message about unknown names.
 
@@ -257,7 +260,7 @@ def flags_from_values(
             value = ",".join(f"{key}={item}" for key, item in value.items())
         if "bool" in fields[name] and value in ("on", "off"):  # spellings of booleans in YAML
             value = value == "on"
-        # No shell expands `~` here, and training_args.json writes the home folder as `~`.
+        # training_args.json contains the home directory as `~`, which no shell expands here.
         if isinstance(value, list):
             flags += [f"--{name}", *(os.path.expanduser(str(item)) for item in value)]
         else:  # a value may begin with "-"
@@ -265,7 +268,7 @@ def flags_from_values(
     return flags
 
 
-#: Environment variables that are read if a flag is missing, in order of preference.
+#: The environment variables that replace each missing flag, in order of preference.
 ENVIRONMENT_VARIABLES = {
     "coordinator_address": ("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"),
     "num_processes": ("NUM_PROCESSES",),
@@ -279,9 +282,9 @@ TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL
 
 @dataclass
 class ProcessArguments(CheckedArguments):
-    """Flags for distributed training, with which the processes of a run find each other.
+    """Flags for distributed training. They describe how the processes of a run find each other.
 
-    Without these flags and their environment variables, a run has one process.
+    If neither these flags nor their environment variables are set, a run has one process.
     """
 
     distributed: bool = option(
@@ -317,7 +320,7 @@ class ProcessArguments(CheckedArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yields a problem if `local_device_ids` is not a list of numbers."""
+        """Yields an error if `local_device_ids` is not a list of numbers."""
         ids = self.local_device_ids
         if ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids):
             yield f"--local_device_ids {ids}: use comma-separated numbers, e.g. 0,1"
@@ -339,7 +342,7 @@ class ProcessArguments(CheckedArguments):
 
     @property
     def devices(self) -> list[int] | None:
-        """The IDs of the local devices of this process, if the flag is set."""
+        """The IDs of the local devices of this process, from the flag or the environment."""
         ids, variable = self._flag_or_variable("local_device_ids")
         if variable and not re.fullmatch(r"\d+(,\d+)*", ids or ""):
             raise UsageError(f"{variable} in the environment is '{ids}': use numbers, e.g. 0,1")
@@ -370,13 +373,13 @@ class ProcessArguments(CheckedArguments):
 
 
 def torchrun_value(flag: str) -> tuple[str | None, str | None]:
-    """Returns the value that torchrun sets for a flag, and the environment variable it comes from.
+    """Returns the value of a flag from the environment variables that torchrun sets.
 
     If torchrun itself listens on MASTER_PORT, the coordinator uses the next port.
 
     Returns:
-        The value and the name of the variable. Both are `None` if torchrun did not start this
-        process.
+        The value, and the name of the variable that it comes from. Both are `None` if torchrun did
+        not start this process.
     """
     environment = os.environ
     if not all(environment.get(name) for name in TORCHRUN_VARIABLES):
@@ -434,9 +437,9 @@ class ModelArguments(CheckedArguments):
         | None
     ) = option(
         None,
-        "Computation dtype: float32, bfloat16 or float16. For these dtypes, --precision does the "
-        "same. With an FP8 recipe, this flag sets the dtype of all operations that are not in FP8 "
-        "(bfloat16 by default).",
+        "Computation dtype: float32, bfloat16 or float16. --precision with one of these values has "
+        "the same effect. With an FP8 recipe, this flag sets the dtype of all operations that are "
+        "not in FP8 (bfloat16 by default).",
     )
     precision: str | None = option(
         None,
@@ -446,7 +449,7 @@ class ModelArguments(CheckedArguments):
     precision_sites: str | None = option(
         None,
         "Comma-separated regular expressions for the paths of the Linear layers that use the "
-        r"precision recipe. The default of FP8 recipes is (^|/)\d+/ , which matches all Linear "
+        r"precision recipe. For FP8 recipes, the default is (^|/)\d+/ , which matches all Linear "
         "layers inside of transformer layers.",
     )
     fp8_amax_history_length: int | None = option(
@@ -524,13 +527,13 @@ class ModelArguments(CheckedArguments):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yields dtype and quantization flags that contradict each other."""
+        """Yields errors for dtype and quantization flags that contradict each other."""
         if self.dtype and self.precision in FLOAT_TYPES and self.dtype != self.precision:
             yield f"--dtype {self.dtype} and --precision {self.precision} disagree: use only one"
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(self, name)]
         if bits and not self.use_peft:
             yield (
-                f"--{bits[0]} quantizes the base model, which then cannot be trained itself: add "
+                f"--{bits[0]} quantizes the base model, so only adapters can be trained: add "
                 "--use_peft"
             )
         if len(bits) > 1:
@@ -550,12 +553,12 @@ class ModelArguments(CheckedArguments):
 
     @property
     def recipe_compute_dtype(self) -> str | None:
-        """The value of `--dtype` if the recipe is not itself a dtype, e.g. for an FP8 recipe."""
+        """The value of `--dtype` if the recipe is not a dtype itself, as for FP8 recipes."""
         return self.dtype if self.recipe not in FLOAT_TYPES else None
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The regular expressions of `precision_sites`. Empty to use the default of the recipe."""
+        """The regular expressions in `precision_sites`. Empty for the default of the recipe."""
         return tuple(filter(None, (self.precision_sites or "").split(",")))
 
 
@@ -586,7 +589,7 @@ class TrainingArguments(CheckedArguments):
     """Flags for training.
 
     Names and defaults are those of the Transformers 4 scripts. Flags that these scripts do not have
-    follow the current `Trainer`.
+    are named as in the current `Trainer`.
     """
 
     output_dir: str = option("", "Directory or fsspec URL for the model, checkpoints and logs.")
@@ -613,8 +616,8 @@ class TrainingArguments(CheckedArguments):
     )
     gradient_accumulation_steps: PositiveInt = option(
         1,
-        "Number of micro-batches per optimizer step. The result does not depend on this number if "
-        "the global batch size stays the same.",
+        "Number of micro-batches per optimizer step. The result does not depend on this number as "
+        "long as the global batch size is the same.",
     )
     global_batch_size: PositiveInt | None = option(
         None,
@@ -629,8 +632,8 @@ class TrainingArguments(CheckedArguments):
     )
     state_reset: StateReset = option(
         "sequence",
-        "With --update_length, when the carried state is reset: sequence (at the start of each "
-        "row) or never (each row of the batch reads a continuous stream of text).",
+        "When the state that --update_length carries is reset: sequence (at the start of each row) "
+        "or never (each row of the batch reads a continuous stream of text).",
     )
     learning_rate: NonNegativeFloat = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: Schedule = option(
@@ -656,8 +659,8 @@ class TrainingArguments(CheckedArguments):
     )
     lr_constant_steps: NonNegativeInt = option(
         0,
-        "Number of steps at the end of the run with a constant learning rate. The decay then ends "
-        "before these steps, which use its final learning rate.",
+        "Number of steps at the end of the run with a constant learning rate. The decay ends "
+        "before these steps, which use the final learning rate of the decay.",
     )
     optim: str = option("adamw", "Name of the optimizer. `hfseq plugins` lists all optimizers.")
     adafactor: bool = option(False, "Same as --optim adafactor.")
@@ -738,8 +741,8 @@ class TrainingArguments(CheckedArguments):
     )
     sequence_parallel: bool = option(
         False,
-        "Also shard the hidden states between layers, along their length, over the mesh axis "
-        "tensor. This saves memory.",
+        "Also shard the hidden states between layers over the mesh axis tensor, along their "
+        "length. This saves memory.",
     )
     inspect_sharding: bool = option(
         False,
@@ -771,8 +774,8 @@ class TrainingArguments(CheckedArguments):
     )
     peak_tflops: Annotated[float, AllowedValues("a positive number", above=0)] | None = option(
         None,
-        "Peak TFLOP/s per device (on CPUs, per process), from which the model FLOPs utilization "
-        "(MFU) is computed. Default: the value in the data sheet of a known device, otherwise a "
+        "Peak TFLOP/s per device (on CPUs, per process) for computing the model FLOPs utilization "
+        "(MFU). Default: the value in the data sheet of a known device, otherwise a "
         "measurement.",
     )
     compilation_cache_dir: str | None = option(
@@ -803,7 +806,7 @@ class TrainingArguments(CheckedArguments):
     hub_timeout: Annotated[float, AllowedValues("a positive number", above=0)] = option(
         network.DEFAULT_STALL_TIMEOUT,
         "Seconds without transferred data after which an upload to the Hub or to a remote "
-        "output_dir is considered stalled. A finished run then exits, and reports the missing "
+        "output_dir counts as stalled. A finished run then exits, and reports the missing "
         "uploads.",
     )
     card_license: str | None = option(
@@ -832,7 +835,7 @@ class TrainingArguments(CheckedArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Yields missing flags, and flags that exclude or require each other."""
+        """Yields errors for missing flags, and for flags that exclude or require each other."""
         if not self.output_dir:
             yield "--output_dir is required"
         if problem := accelerator_flags.find_problem(self.accelerator_flags):
@@ -845,8 +848,8 @@ class TrainingArguments(CheckedArguments):
             )
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
             yield (
-                f"--average_checkpoints {self.average_checkpoints} exceeds "
-                f"--save_total_limit {self.save_total_limit}: keep at least as many checkpoints"
+                f"--average_checkpoints {self.average_checkpoints} exceeds --save_total_limit "
+                f"{self.save_total_limit}: keep at least as many checkpoints as are averaged"
             )
         if self.max_steps <= 0 and not self.num_train_epochs > 0:
             yield f"--num_train_epochs {self.num_train_epochs}: use a positive number"
@@ -899,7 +902,7 @@ class TrainingArguments(CheckedArguments):
 
 
 def _repository_problem(training: TrainingArguments) -> str | None:
-    """Returns a message if the Hub does not allow the name of the repository."""
+    """Returns an error message if the Hub does not allow the name of the repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -949,9 +952,9 @@ class Arguments:
     processes: ProcessArguments = dataclasses.field(default_factory=ProcessArguments)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all values except the process flags, for logs and model cards.
+        """Returns all values except those of the process flags, for logs and model cards.
 
-        Access tokens are removed, and the result is the same in all processes.
+        Access tokens are removed. The result is the same in all processes.
         """
         merged: dict[str, Any] = {}
         for part in (self.model, self.data, self.training):
@@ -1030,9 +1033,9 @@ def parse(
 
 
 def split_dataset_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits flags into the values of `--dataset_name` and all other flags.
+    """Separates the values of `--dataset_name` from all other flags.
 
-    Several values can follow a single flag or repeated flags.
+    Several values can follow one flag, or the flag can be repeated.
     """
     names: list[str] = []
     remaining: list[str] = []
@@ -1051,7 +1054,7 @@ def split_dataset_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def combine_dataset_names(words: Sequence[str], data_class: type[TextArguments]) -> list[str]:
-    """Replaces several values of `--dataset_name` by `--dataset_names`.
+    """Replaces `--dataset_name` by `--dataset_names` if it has several values.
 
     Args:
         words: The flags.

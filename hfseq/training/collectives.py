@@ -1,7 +1,7 @@
 """The report of `--inspect_sharding`: how arrays are sharded, and which collectives a step runs.
 
-The collectives are parsed from the HLO text of the compiled step. For each of them, the report
-shows over which mesh axes it runs.
+Collectives are operations with which devices communicate, such as all-gather. They are parsed from
+the HLO text of the compiled step. For each of them, the report shows over which mesh axes it runs.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Collective:
         size: The size of the results on each device, in bytes.
         axes: The mesh axes over which the operation runs.
         dimension: The dimension along which an all-gather concatenates, or `None`.
-        source: The jax operation from which XLA created this one.
-        times: How often the operation runs per call of the program, counting loop iterations.
+        source: The jax operation from which XLA created this operation.
+        times: How often the operation runs per call of the program, including loop iterations.
     """
 
     op: str
@@ -134,8 +134,9 @@ class Instruction(NamedTuple):
             device_ids = device_ids.transpose(_numbers(match[3]))
         if iota_match:
             return device_ids.reshape(_numbers(match[1])).tolist()
-        # In mesh['a'=8,'b'=2] {'a':(2)2}, axis a is regarded as three axes of sizes 2, 2 and 2. The
-        # devices of a group differ along the second one, whose size follows the parentheses.
+        # In mesh['a'=8,'b'=2] {'a':(2)2}, axis a is split into three axes of sizes 2, 2 and 2. The
+        # devices of a group differ along the second of them. (2) is the size of the axes before it,
+        # and the number after the parentheses is its own size.
         parts = {
             name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(match[4])
         }
@@ -212,18 +213,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 def unexpected_all_gathers(
     collectives: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
 ) -> list[Collective]:
-    """Returns the all-gathers that neither a sharding rule nor a flag explains.
+    """Returns the all-gathers that neither the sharding rules nor the flags explain.
 
     All-gathers of these arrays are expected:
 
-    - weights that are sharded over the mesh axis `fsdp`,
-    - keys and values of attention, if sequences are sharded over the mesh axis `sequence`,
-    - hidden states along their length, if the model uses sequence parallelism,
-    - the tokens of mixtures of experts over the mesh axis `expert`.
+    - Weights that are sharded over the mesh axis `fsdp`.
+    - Keys and values of attention, if sequences are sharded over the mesh axis `sequence`.
+    - Hidden states along their length, if the model uses sequence parallelism.
+    - The tokens of mixtures of experts over the mesh axis `expert`.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
     tensor_size = layout.mesh.shape["tensor"]
-    fsdp_shapes = set()  # per-device shapes of the weights that fsdp shards, after the all-gather
+    # The shapes on each device, after the all-gather, of the weights that are sharded over fsdp.
+    fsdp_shapes = set()
     for path, axes in layout.axes(shapes).items():
         if any("fsdp" in _axis_names(entry) for entry in axes):
             shape = layout.padded_shape(path, shapes[path])
@@ -243,7 +245,8 @@ def unexpected_all_gathers(
         result_shapes = {_sorted_sizes(shape) for shape in collective.shapes}
         axes = set(collective.axes)
         if axes == {"fsdp"}:
-            # The kernels of experts are gathered with a separate axis for gate and values.
+            # When they are gathered, the kernels of experts have an additional axis that separates
+            # gate and values.
             kernels = {shape for shape in collective.shapes if len(shape) == 4}
             others = {_sorted_sizes(shape) for shape in collective.shapes if shape not in kernels}
             sizes = {math.prod(shape) for shape in fsdp_shapes}
@@ -299,9 +302,9 @@ def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> I
     """Yields the lines of the report on parameters and optimizer state.
 
     There is one line per parameter, with its path, shape, sharding tactic (see
-    `hfseq.nn.sharding`), mesh axes and bytes per device. Further lines contain the total size of
-    the optimizer state, and optimizer arrays that are replicated although a parameter of the same
-    shape is sharded.
+    `hfseq.nn.sharding`), mesh axes and bytes per device. Another line contains the total size of
+    the optimizer state. Further lines list optimizer arrays that are replicated although a
+    parameter of the same shape is sharded.
     """
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
@@ -333,8 +336,8 @@ def describe_collectives(
 ) -> Iterator[str]:
     """Yields the lines of the report on collectives.
 
-    There is a table of all collectives by operation, largest first, and a list of the unexpected
-    all-gathers.
+    The lines are a table of all collectives by operation, largest first, followed by a list of
+    unexpected all-gathers.
     """
     yield f"Collectives of a training step, as compiled for {jax.default_backend()}:"
     groups: dict[tuple[str, ...], list[Collective]] = collections.defaultdict(list)

@@ -24,7 +24,7 @@ from hfseq.training.loader import EvaluationLoader
 from hfseq.training.setup import Run
 from hfseq.training.state import TrainState, Tree, join_frozen
 
-#: Prefix of the metric names by split, the same as in the scripts of Transformers 4.
+#: The prefix of metric names for each split, as in the scripts of Transformers 4.
 PREFIXES = {"validation": "eval", "test": "predict"}
 
 
@@ -82,9 +82,9 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
             for indices in processes.exchange(list(skipped)):
                 run.objective.add_skipped(split, indices)
         counts = run.data.description[split]
-        # The counts describe the whole split. The number of words is therefore only used if all
-        # batches were evaluated. The numbers of bytes and tokens are always used, because metrics
-        # only depend on their ratio.
+        # The counts are those of the whole split, so the number of words is only used if all
+        # batches were evaluated. The numbers of bytes and tokens are always used, because only
+        # their ratio affects metrics.
         count_names = ("words", "bytes", "tokens") if is_complete else ("bytes", "tokens")
         totals |= {name: counts[name] for name in count_names if name in counts}
         values = metrics_of(run, totals, split, is_complete) | extra_metrics(run, state)
@@ -138,10 +138,10 @@ def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
 def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel, Tree]]:
     """Yields the model with the collections of `state`, and its parameters.
 
-    The parameters do not contain vocabulary padding. The model has the collections of `state` only
-    while the context is active, because the next training step donates their buffers. With several
-    processes, all processes must run the model on the same inputs. The inputs are not split, so
-    every device processes all of them.
+    The parameters do not contain vocabulary padding. After the context ends, the model must not be
+    used with the collections of `state`, because the next training step donates their buffers. With
+    several processes, all processes must run the model on the same inputs. The inputs are not
+    split, so every device processes all of them.
     """
     model, extra = run.model, dict(state.extra)
     # Without vocabulary padding, so that padding tokens are never generated.

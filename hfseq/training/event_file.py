@@ -1,8 +1,8 @@
 """TensorBoard event files, and other append-only logs.
 
-hfseq implements the format itself instead of using tensorboardX. That package imports PyTorch if it
-is installed. Its writer thread also ends if the disk is full, and training then blocks as soon as
-the queue of the thread is full.
+hfseq implements the format itself instead of using tensorboardX, for two reasons. tensorboardX
+imports PyTorch if it is installed. In addition, its writer thread ends when the disk is full, and
+training then blocks as soon as the queue of this thread is full.
 
 Sources: tensorboard/compat/proto/{event,summary,tensor}.proto,
 tensorboard/plugins/hparams/plugin_data.proto, and the TFRecord format,

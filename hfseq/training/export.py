@@ -97,7 +97,7 @@ def _describe_adapter(model: FlaxPreTrainedModel) -> str:
 
 
 def _describe_tokenizer(reader: Any) -> str:
-    """Describes a tokenizer and its size, or an image or audio processor."""
+    """Describes a tokenizer and its size, or an image or audio processor, for the model card."""
     name = type(getattr(reader, "input_processor", reader)).__name__
     if hasattr(reader, "tokenizer"):
         return f"{name}, {_describe_tokenizer(reader.tokenizer)}"
@@ -168,7 +168,7 @@ class Publisher:
         """
         self.upload_to_storage()
         if self._strategy == "checkpoint":
-            self._checkpointer.wait()  # otherwise the previous checkpoint would be pushed
+            self._checkpointer.wait()  # otherwise the checkpoint before the last would be pushed
         if self._pusher and self._strategy != "end":
             self._pusher.push(message)
 
@@ -223,7 +223,7 @@ class Publisher:
 def choose_weights(
     run: Run, state: TrainState, progress: Progress, checkpointer: Checkpointer
 ) -> TrainState | None:
-    """Returns the state with the final weights, or `None` if the last weights are final.
+    """Returns the state with the final weights, or `None` if these are the last weights.
 
     With `load_best_model_at_end`, the final weights are those of the best checkpoint. With
     `average_checkpoints`, they are the average of the weights of the last checkpoints.
@@ -308,9 +308,9 @@ def average_weights(
 
 
 def json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replaces NaN and infinite metrics by None, because JSON does not support these values.
+    """Replaces NaN and infinite metrics by `None`, because JSON does not support these values.
 
-    For instance, the correlation with a constant is NaN.
+    For example, the correlation with a constant is NaN.
     """
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 

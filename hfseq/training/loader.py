@@ -42,8 +42,8 @@ def prefetch(
         make_batch: Returns the batch of a step.
         start: The first step.
         stop: The step after the last one.
-        depth: Number of finished batches to keep ready, in addition to the batch that the thread is
-            making.
+        depth: Maximum number of finished batches that wait for the caller, in addition to the batch
+            that the thread is making.
     """
     pool = ThreadPoolExecutor(1, "hfseq-prefetch")
     futures: deque[Future[T]] = deque()
@@ -89,9 +89,9 @@ class LocalRows:
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Makes the global arrays of a batch from the rows of this process.
 
-        Arrays of the same shape as `input_ids` are also split along their length over the
-        `sequence` mesh axis, if the size of this axis divides the length. Other arrays, such as
-        decoder inputs and images, are only split along their rows.
+        Arrays with the same shape as `input_ids` are also split along their length over the
+        `sequence` mesh axis, if the length is a multiple of the size of this axis. Other arrays,
+        such as decoder inputs and images, are only split along their rows.
 
         Args:
             batch: Arrays whose first axis has one entry per row of this process, or one entry per

@@ -19,7 +19,8 @@ from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
 
 MaskFunction: TypeAlias = Callable[[Tree], dict]
-#: Creates an optimizer: ``factory(schedule, arguments, weight_decay_mask)``.
+#: A function that creates an optimizer, called as ``factory(schedule, arguments,
+#: weight_decay_mask)``.
 OptimizerFactory: TypeAlias = Callable[
     [optax.Schedule, TrainingArguments, MaskFunction], optax.GradientTransformation
 ]
@@ -27,7 +28,7 @@ OptimizerFactory: TypeAlias = Callable[
 # Parameters without weight decay, as in Transformers 4: biases and normalization layers.
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
-# Optimizers whose update of a parameter depends on a norm or factorization of the whole array.
+# Optimizers whose update depends on a norm or a factorization of the whole parameter array.
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
 
 
@@ -71,7 +72,7 @@ def make_schedule(
     if constant_steps and warmup + constant_steps >= total_steps:
         raise UsageError(
             f"--lr_constant_steps {constant_steps} and {warmup} warmup steps leave none of the "
-            f"{total_steps} steps of this run for the decay: reduce one of them"
+            f"{total_steps} steps of this run for the decay: reduce one of these numbers"
         )
     steps, shift = max(total_steps - warmup - constant_steps, 1), max(warmup, 1)
     decays: dict[str, optax.Schedule] = {
@@ -170,8 +171,8 @@ def make_optimizer(
         arguments: The training flags.
         schedule: The learning rate schedule.
         stacked: Path prefixes of scanned layers, whose parameters are stacked into one array. The
-            optimizers in `PER_LEAF` are applied to each layer separately, so that scanning does not
-            change the result.
+            optimizers in `PER_LEAF` are applied to each of these layers separately, so that the
+            result is the same as without scanning.
     """
     frozen = []
     if arguments.freeze:
@@ -247,7 +248,7 @@ def _factory(
     Args:
         make: The optax function.
         flags: For each argument name of `make`, the flag that contains its value.
-        decays: Whether `make` accepts weight decay and a mask. Otherwise a second transformation
+        decays: Whether `make` accepts weight decay and a mask. If not, a second transformation
             computes the decoupled weight decay, and its updates are added to those of `make`.
     """
 
@@ -296,8 +297,8 @@ def _muon(schedule: optax.Schedule, **options: Any) -> optax.GradientTransformat
     stacked = _STACKED.get()
 
     def axes(path: trees.Path, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        # A number in the path is the index of a layer. A number right before the last component is
-        # an exception: it is the index of a module in a head, e.g. classifier/1/kernel in ResNet.
+        # A number in the path is the index of a layer, unless it directly precedes the last
+        # component. It is then the index of a module in a head, e.g. classifier/1/kernel in ResNet.
         in_layers = any(map(str.isdigit, path[:-2])) or any(path[: len(p)] == p for p in stacked)
         if path[-1] != "kernel" or not in_layers:
             return None
@@ -322,8 +323,8 @@ def _schedule_free_adamw(
 ) -> optax.GradientTransformation:
     """Returns schedule-free AdamW (Defazio et al., 2024).
 
-    The parameters of the training state are those at which gradients are computed.
-    `TrainState.inference_params` are their weighted average, which is evaluated and saved.
+    Gradients are computed at the parameters in the training state. `TrainState.inference_params`
+    is the weighted average of these parameters over the steps, which is evaluated and saved.
     """
     base = optax.chain(
         optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True),

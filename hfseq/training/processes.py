@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; heartbeats detect dead processes earlier
 POLL_INTERVAL = 1.0  # seconds between checks for an error of another process
-# jax aborts a process after --heartbeat_timeout seconds. The sum of the next two times must be less
-# than half of the shortest --heartbeat_timeout that is allowed.
+# jax aborts a process after --heartbeat_timeout seconds without a heartbeat. The sum of the next
+# two times must be less than half of the smallest --heartbeat_timeout that is allowed.
 SHUTDOWN_SECONDS = 3.0  # time for other processes to read the error before the coordinator ends
-LOST_CONNECTION_SECONDS = 1.0  # time to wait for the error message of a process that ended
+LOST_CONNECTION_SECONDS = 1.0  # time to wait for the error message of a process that has ended
 FILE_VISIBILITY_SECONDS = 30.0  # time until a file on a network drive is visible everywhere
 FAILURE_KEY, LEAVING_KEY = "hfseq/failure", "hfseq/leaving"
 MARKER_FILE = ".hfseq-processes"
@@ -72,7 +72,7 @@ def session(processes: ProcessArguments) -> Iterator[None]:
     with fail_together():
         try:
             yield
-        except SystemExit:  # all processes exit, see `StopSignal`
+        except SystemExit:  # a signal stopped all processes, see `StopSignal`
             barrier()
             raise
         barrier()
@@ -102,7 +102,7 @@ def process_count() -> int:
 def _read(key: str) -> str:
     """Returns the value of a key, or an empty string if the key or the store does not exist.
 
-    The loss of the store is not an error here, because jax itself reports it.
+    The loss of the store does not raise an error here, because jax itself reports it.
     """
     try:
         return coordination_client().key_value_try_get(key)
@@ -148,7 +148,7 @@ def join(processes: ProcessArguments) -> None:
         exit_now,
         (
             f"not all {count} processes connected to the coordinator at {address} in time: check "
-            "that each was started, with a unique --process_id and the same --num_processes, or "
+            "that each was started with a unique --process_id and the same --num_processes, or "
             "increase --coordinator_timeout",
             1,
         ),
@@ -161,9 +161,9 @@ def join(processes: ProcessArguments) -> None:
             count,
             number,
             local_device_ids=processes.devices,
-            # All values are already known. On Kubernetes, jax would still require the package
-            # `kubernetes` and ask the API server for the local devices, although the server does
-            # not know them.
+            # All values are already known, so jax need not detect the cluster. On Kubernetes, it
+            # would require the package `kubernetes`, and ask the API server for the local devices,
+            # which the server does not know.
             cluster_detection_method="deactivate" if KUBERNETES_VARIABLE in os.environ else None,
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
@@ -172,7 +172,7 @@ def join(processes: ProcessArguments) -> None:
     except Exception as error:
         raise HfseqError(
             f"process {number} cannot join the run at {address} ({first_line(error)}): check "
-            f"whether the port is in use, or another process has --process_id {number}"
+            f"whether the port is in use, and whether another process has --process_id {number}"
         ) from error
     finally:
         startup_timer.cancel()
@@ -246,8 +246,8 @@ def check_port(address: str) -> None:
     Raises:
         HfseqError: The port is in use.
     """
-    # With this variable, the coordinator does not listen on all interfaces, so the check below does
-    # not apply.
+    # With this variable, the coordinator only listens on one interface, so the check below, which
+    # listens on all interfaces, does not apply.
     if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
         return
     port = int(address.rpartition(":")[2])
@@ -284,7 +284,7 @@ def _await_coordinator(address: str, limit: float) -> None:
 
 
 def barrier() -> None:
-    """Waits until all processes have called this."""
+    """Waits until all processes have called this function."""
     if (client := coordination_client()) is not None:
         client.wait_at_barrier(f"hfseq/barrier/{next(_rounds)}", NO_TIMEOUT)
 
@@ -431,7 +431,7 @@ class SharedMaximum:
             return dict(numbers)
         folder = f"{self._folder}/{self._round}"
         maximum = _combine(client, folder, dict(numbers), _largest, self._wait)
-        # All processes take part in this round, so they have read the result of the previous round.
+        # All processes have started this round, so they have read the result of the previous round.
         if self._round and process_index() == 0:
             client.key_value_delete(f"{self._folder}/{self._round - 1}/")
         self._round += 1
@@ -471,8 +471,9 @@ def _combine(
         client: The client of the coordinator.
         folder: Unique prefix of the keys in the key-value store.
         value: The value of this process.
-        combine: Maps the values of all processes, in the order of the processes, to the result.
-        wait: Returns the value of a key as soon as it exists.
+        combine: Function of the list of values, in the order of the processes, that returns the
+            result.
+        wait: Function that waits until a key exists, and returns its value.
 
     Returns:
         The result, in all processes.
@@ -609,8 +610,8 @@ def check_shared(folder: Path) -> None:
 def fail_together() -> Iterator[None]:
     """Context manager that ends all processes if an exception is raised in one of them.
 
-    If the context fails because the connection to another process was lost, the error of the other
-    process is raised instead, provided that the other process has reported it.
+    If this process fails because another process has ended, the error of the other process is
+    raised instead, provided that the other process has reported it.
     """
     finished = threading.Event()
 
@@ -647,7 +648,8 @@ def fail_together() -> Iterator[None]:
             )
             reported = _poll(lambda: _read(FAILURE_KEY), LOST_CONNECTION_SECONDS)
             failure = json.loads(reported) if reported else {"text": text, "code": 1}
-        # This fails if another process has already reported an error, or if the store is lost.
+        # Reporting the error fails if another process has already reported one, or if the store is
+        # lost.
         with contextlib.suppress(Exception):
             coordination_client().key_value_set(FAILURE_KEY, json.dumps(failure), False)
         _note_leaving()
@@ -681,7 +683,7 @@ def exit_now(text: str, code: int) -> None:
 
 
 def reached_stop_step(step: int) -> bool:
-    """Returns whether all processes stop at `step`, because one of them received SIGTERM."""
+    """Returns whether all processes must stop at `step`, because one of them received SIGTERM."""
     if coordination_client() is None:
         return False
     from jax.experimental import multihost_utils
@@ -690,7 +692,7 @@ def reached_stop_step(step: int) -> bool:
 
 
 class StopSignal:
-    """Handles SIGTERM and SIGINT in its context, so that the run can stop after a step.
+    """Context manager that handles SIGTERM and SIGINT, so that the run can stop after a step.
 
     With several processes, a signal to one of them stops all of them after the same step. jax's
     preemption service handles SIGTERM and determines this step. `received` is set after this step.
@@ -707,7 +709,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         numbers = (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT)
-        with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
+        with contextlib.suppress(ValueError):  # outside of the main thread, the caller handles them
             for number in numbers:
                 self._old[number] = signal.signal(number, self._catch)
         return self
@@ -725,7 +727,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """In this context, the next signal sets `received` and raises `KeyboardInterrupt`."""
+        """Context manager in which the next signal sets `received` and raises KeyboardInterrupt."""
         terminate = None
         # Replace jax's handler, because the processes no longer need to stop at the same step.
         if self._together and self._old:

@@ -1,7 +1,7 @@
-"""Log-probabilities of a reference model that are computed once, before training.
+"""Computes the log-probabilities of a reference model once, before training.
 
 They are stored in the output directory, together with a description of the data and the weights
-that they belong to. A resumed run reads them again.
+from which they were computed. A resumed run reads the stored log-probabilities.
 """
 
 from __future__ import annotations
@@ -80,7 +80,12 @@ def precompute(run: Run, state: TrainState) -> Run:
 
 
 def _attach(rows: Any, values: np.ndarray) -> None:
-    """Adds log-probabilities `(rows, pairs, answers)` to rows."""
+    """Adds the array "reference_logps" to rows.
+
+    Args:
+        rows: The rows.
+        values: The log-probabilities, `(rows, pairs, answers)`.
+    """
     numbers = getattr(rows, "pair_numbers", None)
     if numbers is None:
         rows.arrays["reference_logps"] = values[:, 0]
@@ -105,7 +110,8 @@ def _digest(rows: Any) -> str:
 def _checksum(run: Run, state: TrainState, stored: Tree) -> str:
     """Returns a checksum of the parameters of the reference model.
 
-    It is a sum of integers, which does not depend on how the parameters are split over devices.
+    The checksum is a sum of integers, so it does not depend on how the parameters are split over
+    devices.
     """
 
     def checksum(frozen: Tree, stored: Tree) -> jax.Array:
@@ -168,8 +174,8 @@ def _read(folder: Path, split: str, description: Mapping[str, str]) -> np.ndarra
     ]
     if differing:
         raise UsageError(
-            f"{folder} contains log-probabilities of a reference model for other "
-            f"{' and '.join(differing)}: delete the directory to compute them again, or use "
+            f"{folder} contains log-probabilities of a reference model that were computed with "
+            f"other {' and '.join(differing)}: delete the directory to compute them again, or use "
             "another --output_dir"
         )
     return np.array(flat, np.float32).reshape(shape)
@@ -179,5 +185,5 @@ def _write(folder: Path, split: str, description: Mapping[str, str], values: np.
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_replace(folder / f"{split}.npy") as temporary, temporary.open("wb") as file:
         np.save(file, values.astype(np.float32), allow_pickle=False)
-    # The description is written last. It marks the values as complete.
+    # The description is written last, because its existence means that the values are complete.
     write_atomically(folder / f"{split}.json", json.dumps(dict(description), indent=2) + "\n")

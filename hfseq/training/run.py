@@ -1,4 +1,4 @@
-"""The training run: `main` does everything that a training script does."""
+"""The training run. `main` trains, evaluates and saves a model as the flags describe."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Result:
     """The result of a finished run.
 
     Attributes:
-        run: The parts of the run that did not change, such as its flags and its data.
+        run: The parts of the run that do not change during training, such as its flags and data.
         state: The final training state.
         progress: The counters at the end of the run, such as the number of steps.
         metrics: The latest value of each metric.
@@ -97,16 +97,16 @@ def main(
     callbacks: Sequence[Callback | CallbackFunction] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> Result:
-    """Trains, evaluates and predicts according to the flags.
+    """Trains, evaluates and predicts, as the flags describe.
 
     If the run has several processes, all of them must call this function.
 
     Args:
         arguments: The flags.
         objective: Name of the objective.
-        callbacks: Functions that are called after each step, or callback objects. If a step is
-            followed by an evaluation or a save, they are called after the evaluation and before the
-            checkpoint is saved. See `hfseq.training.callbacks`.
+        callbacks: Functions that are called after each step, or callback objects. They are called
+            after the evaluation that may follow a step, and before its checkpoint is saved. See
+            `hfseq.training.callbacks`.
         devices: The devices to use. Default: all.
 
     Returns:
@@ -156,7 +156,7 @@ def main(
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """The objects that training, evaluation and the final outputs share."""
+    """The objects that training, evaluation, and writing the outputs have in common."""
 
     run: Run
     progress: Progress
@@ -288,8 +288,8 @@ def log_settings(run: Run, first_step: int) -> None:
 def _finish_state(session: _Session, state: TrainState) -> TrainState:
     """Evaluates the last weights, selects the final weights, and predicts with them.
 
-    The final weights can differ from the last ones, see `choose_weights`. In this case, they are
-    exported and evaluated too.
+    `choose_weights` describes how the final weights can differ from the last weights. If they do,
+    they are exported and evaluated too.
 
     Returns:
         The state with the final weights.
@@ -361,7 +361,8 @@ def train(
     )
     info = StepInfo(run, state, progress, metrics={} if metrics is None else metrics)
     info = call_handlers(find_handlers("on_train_begin", callbacks), info)
-    # On a CPU, the collectives of two concurrent steps can deadlock. Wait for each step there.
+    # On a CPU, the collectives of two concurrent steps can deadlock, so each step must end before
+    # the next one starts.
     blocking = jax.default_backend() == "cpu"
     started, seconds = time.perf_counter(), progress.seconds
     with contextlib.closing(loader.batches(progress.step, run.total_steps)) as batches:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Number of steps of the learning rate schedule of runs that are only planned (`hfseq plan`). The
+#: Number of steps of the learning rate schedule in `hfseq plan`, which only plans a run. The
 #: optimizer state does not depend on this number.
 PLANNED_STEPS = 1_000_000
 
@@ -95,7 +95,7 @@ class RunData:
         train: The training batches, if the run trains.
         evaluation: The validation batches, if the run evaluates.
         test: The test batches, if the objective computes metrics on the test split. Objectives that
-            generate texts for it read the split themselves.
+            generate texts for the test split read it themselves.
         length: Tokens of text per row.
         description: The name and the counts of each split, for the model card.
     """
@@ -125,9 +125,9 @@ class Run:
         schedule: The learning rate schedule, or `None` if the run only evaluates.
         total_steps: The number of the last step, counted from 1.
         folder: The local output directory.
-        auxiliary: Further models that the objective needs, by name.
-        frozen: Parameters that the model uses, but that are neither trained nor saved. The
-            parameters of auxiliary models are under `state.AUXILIARY`.
+        auxiliary: Further models that the objective needs, such as a teacher, by name.
+        frozen: Parameters that are used, but neither trained nor saved. The parameters of auxiliary
+            models have the key `state.AUXILIARY`.
     """
 
     arguments: Arguments
@@ -221,9 +221,9 @@ class Run:
         )
 
     def step_function(self, calibrate: bool = False) -> jax.stages.Wrapped:
-        """Returns the jitted `step(state, frozen, batch)` with the shardings of the run.
+        """Returns the jitted function `step(state, frozen, batch)` with the shardings of the run.
 
-        The state is donated.
+        The function donates the buffers of the state.
 
         Args:
             calibrate: Whether the step only measures the FP8 scales, without training.
@@ -248,7 +248,7 @@ class Run:
 
     @functools.cached_property
     def eval_step(self) -> Callable[..., dict[str, jax.Array]]:
-        """The jitted `evaluate(params, frozen, extra, batch) -> sums`."""
+        """The jitted function `evaluate(params, frozen, extra, batch) -> sums`."""
         return jax.jit(
             state.make_eval_step(self.objective, self.model),
             out_shardings=NamedSharding(
@@ -267,8 +267,8 @@ class AuxiliaryPlan:
     """An auxiliary model of an objective, before its parameters are loaded.
 
     Attributes:
-        structure: The model.
-        arguments: The flags that describe its weights.
+        structure: The auxiliary model, without parameters.
+        arguments: The flags from which its parameters are loaded.
         layout: The sharding of its parameters.
         stored_paths: The paths of the parameters that it does not share with the trained model.
     """
@@ -323,7 +323,8 @@ def plan_auxiliary(
         source = weights_source(arguments)
         shares = model.peft_config is not None and request.source is None
         if shares and source and lora.find_adapter(source, _hub_options(arguments)):
-            # The adapter is trained further. The reference is the adapter at the start of the run.
+            # The run continues the training of an adapter. The reference is the adapter at the
+            # start of the run.
             layout = shard_model(model, mesh, arguments.training.sequence_parallel)
             paths = frozenset(param_shapes(model))
             trained = frozenset(model.trainable_paths)
@@ -338,7 +339,8 @@ def plan_auxiliary(
             load_in_4bit=False,
             load_in_8bit=False,
         )
-        # The model is not trained, unless it is a new one, which is initialized like the policy.
+        # Without a pretrained model, the auxiliary model is initialized like the trained model,
+        # which requires do_train.
         trains = flags.model_name_or_path is None
         training = dataclasses.replace(arguments.training, do_train=trains, do_eval=True)
         own = dataclasses.replace(arguments, model=flags, training=training)
@@ -396,13 +398,13 @@ def build_run(
         objective_class = with_teacher(objective_class)
     if training.do_predict and not objective_class.supports_predict:
         raise UsageError(
-            f"--do_predict: the objective '{objective_name}' does not support a test split. A test "
-            "split is supported for clm (only the loss), classification, tagging, question "
-            "answering, translation and summarization"
+            f"--do_predict: the objective '{objective_name}' does not support a test split, so "
+            "drop the flag. Objectives with a test split are clm (only the loss), classification, "
+            "tagging, question answering, translation and summarization"
         )
     if tokenizer is None:
         with processes.main_process_first(), _hidden_token_warnings(arguments):
-            # Process 0 may create the tokenizer.
+            # Process 0 loads the tokenizer first, because it may have to create it.
             tokenizer = load_tokenizer(arguments, objective_class, output)
     if config is None:
         if arguments.model.use_peft and not arguments.model.model_name_or_path:
@@ -441,7 +443,10 @@ def build_run(
         elif isinstance(data.train, Batches):
             total_steps = max(1, round(len(data.train) * training.num_train_epochs))
         else:
-            raise UsageError("--streaming requires --max_steps: the length of a stream is unknown")
+            raise UsageError(
+                "--streaming requires --max_steps, because the number of steps in an epoch of "
+                "streamed data is unknown"
+            )
         objective.total_steps = total_steps
         schedule = make_schedule(training, total_steps, getattr(config, "hidden_size", None))
         factory = plugins.load().optimizers.get(training.optim)
@@ -467,11 +472,11 @@ def restore_or_initialize(
 ) -> tuple[Run, TrainState]:
     """Restores the state from a checkpoint, or initializes it.
 
-    The arrays are created with their final sharding. No host therefore has to hold all parameters
-    or optimizer moments.
+    The arrays are created with their final sharding, so no host has to hold all parameters or
+    optimizer moments.
 
     Returns:
-        The run, with frozen parameters if there are any, and the state.
+        The run with its frozen parameters, and the state.
     """
     abstract = run.abstract_state()
     params: Tree = {}
@@ -497,7 +502,7 @@ def restore_or_initialize(
         logger.info("resumed from step %d of %s", progress.step, output_dir)
         if run.arguments.training.do_train and progress.step >= run.total_steps:
             logger.warning(
-                "nothing is trained: the checkpoint has %d steps, and the run ends at step %d. "
+                "nothing is trained: the checkpoint has %d steps, but the run ends at step %d. "
                 "Increase --max_steps or --num_train_epochs to continue training",
                 progress.step,
                 run.total_steps,
@@ -595,8 +600,8 @@ def load_config(
     model, hub = arguments.model, _hub_options(arguments)
     source = weights_source(arguments)
     base, hub = base_model_of(source, hub)
-    # Without --model_name_or_path, an evaluation uses the output directory. If it contains an
-    # adapter, the configuration is that of the base model.
+    # Without --model_name_or_path, a run that only evaluates loads the model in the output
+    # directory. If this is an adapter, the configuration is that of its base model.
     name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
         config = config_files.auto_config(name, model.trust_remote_code, **hub)
@@ -644,7 +649,8 @@ def new_config(
         model_type: The architecture.
         tokenizer: The tokenizer or processor.
         preset: Name of a preset size of the architecture.
-        bridged_task: The task of a bridged model, or `None` for an architecture of hfseq.
+        bridged_task: The task of a model that runs PyTorch's code (`--bridge`), or `None` for an
+            architecture that hfseq implements.
     """
     loaded = plugins.load()
     if bridged_task is None:
@@ -682,8 +688,8 @@ def set_special_tokens(
 ) -> None:
     """Replaces the special tokens of a new model's configuration by those of the tokenizer.
 
-    A token is not changed if its value in the configuration is `None`, or if the value is a list of
-    several tokens that contains the token of the tokenizer.
+    A token is not changed if its value in the configuration is `None`, or if the value is a list
+    that contains the token of the tokenizer.
 
     Args:
         config: The configuration, which is modified.
@@ -720,9 +726,9 @@ def set_start_tokens(
 ) -> None:
     """Updates `decoder_start_token_id` and `forced_eos_token_id` after special tokens have changed.
 
-    By default, these tokens are equal to another special token. For example, the decoder starts
-    with EOS in BART, with BOS in Blenderbot and with PAD in Marian. If a token was equal to another
-    special token before the change, it is set to the new value of the other token.
+    By default, these tokens are equal to other special tokens. For example,
+    `decoder_start_token_id` is EOS in BART, BOS in Blenderbot and PAD in Marian. If such a token
+    was equal to another special token before the change, it gets the new value of that token.
 
     Args:
         config: The configuration, which is modified.
@@ -818,7 +824,7 @@ def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
 def base_model_of(source: str | None, hub: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Returns the model whose configuration applies to `source`, and the Hub options for it.
 
-    This is the base model if `source` is an adapter. Otherwise, it is `source` itself.
+    If `source` is an adapter, this is the base model of the adapter, otherwise `source` itself.
     """
     return lora.find_base(source, hub)[1:] if source else (source, dict(hub))
 
@@ -827,7 +833,7 @@ def check_packing(arguments: Arguments, objective: Objective, model: FlaxPreTrai
     """Checks that a bridged model can separate the documents in packed rows.
 
     Raises:
-        UsageError: Rows are packed, but tokens would attend to other documents.
+        UsageError: Tokens would attend to other documents in their row.
     """
     from hfseq.objectives.base import Objective
 
@@ -907,7 +913,8 @@ def make_params(
     def sharding_for(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
         return shardings[path] if layout.padded_shape(path, shape) == shape else replicated
 
-    # Weights that are dequantized are rounded only once, to the dtype of the parameters.
+    # Quantized weights are dequantized directly to the dtype of the parameters, so that they are
+    # rounded only once.
     is_quantized = getattr(model.config, "quantization_config", None) is not None
     loaded = type(model).from_pretrained(
         source,
@@ -940,7 +947,7 @@ def _record_collections(model: FlaxPreTrainedModel, progress: Progress, output_d
     """Records the sizes of the model's non-parameter collections in `progress`.
 
     Raises:
-        UsageError: The sizes differ from the sizes in the checkpoint that the run resumes from.
+        UsageError: The sizes differ from those in the checkpoint from which the run is resumed.
     """
 
     def describe(sizes: Mapping[str, int]) -> str:
@@ -972,9 +979,9 @@ def plan_batch(
 ) -> BatchPlan:
     """Determines the batch of a step.
 
-    The global batch size is determined first, and then divided by the number of devices and
-    micro-batches. A resumed run keeps its windows. It also keeps its global batch size on any
-    number of devices, unless `--global_batch_size` is set.
+    The global batch size is determined first. It is then divided among devices and micro-batches.
+    A resumed run has the same windows as before. Unless `--global_batch_size` is set, it also has
+    the same global batch size, on any number of devices.
 
     Raises:
         UsageError: The batch cannot be split over devices and micro-batches.
@@ -1240,7 +1247,7 @@ def _mixed_batches(
 
 
 def combine_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds up the numbers in statistics of several datasets."""
+    """Combines the statistics of several datasets. Numbers with the same name are added."""
     combined = dict(parts[0])
     for part in parts[1:]:
         for name, value in part.items():
@@ -1254,7 +1261,7 @@ def combine_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None:
     """Records the values that determine the order of the data.
 
-    If these values of a resumed run differ, a warning is logged, because some rows are then used
+    If a run is resumed with other values, a warning is logged, because some rows are then used
     twice or not at all.
     """
     counts = data.description.get("train", {})
@@ -1287,7 +1294,7 @@ def check_best_metric(
     model: FlaxPreTrainedModel,
     batches: Batches | None,
 ) -> None:
-    """Checks that `--metric_for_best_model` is available in evaluations.
+    """Checks that evaluations compute the metric of `--metric_for_best_model`.
 
     Args:
         training: The training flags.

@@ -29,7 +29,7 @@ LossScale: TypeAlias = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The training state, a pytree.
+    """The training state. It is a pytree.
 
     Checkpoints store the state as a dict without the entries that are `None`.
 
@@ -73,19 +73,20 @@ class TrainState:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-# The fields are sorted, so that leaves have the same order as in the dict in checkpoints.
+# The fields are sorted by name, because jax sorts the keys of the dictionaries in checkpoints. The
+# leaves therefore have the same order in both.
 jax.tree_util.register_dataclass(
     TrainState, sorted(field.name for field in dataclasses.fields(TrainState)), []
 )
 
 
-#: ``step(state, frozen, batch) -> (state, step_metrics)``. ``frozen`` contains the parameters that
-#: are not trained.
+#: The type of the training step, ``step(state, frozen, batch) -> (state, step_metrics)``.
+#: ``frozen`` contains the parameters that are not trained.
 Step: TypeAlias = Callable[[TrainState, Tree, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-# -- the loss scale of float16. The initial scale is small, because the loss that is scaled is a sum
-# over thousands of targets.
+# -- the loss scale of float16. The initial scale is small, because it multiplies a loss that is a
+# sum over thousands of targets.
 
 INITIAL_SCALE = 2.0**10
 MAX_SCALE = 2.0**24
@@ -93,16 +94,16 @@ GROWTH_INTERVAL = 1000  # steps without an overflow
 
 
 def initial_loss_scale(compute_dtype: DTypeLike | None) -> LossScale | None:
-    """Returns the initial loss scale, or `None` if the dtype needs none."""
+    """Returns the initial loss scale, or `None` if the dtype does not require a loss scale."""
     if compute_dtype is None or jnp.dtype(compute_dtype) != jnp.float16:
         return None
     return {"factor": jnp.float32(INITIAL_SCALE), "good_steps": jnp.zeros((), jnp.int32)}
 
 
 def overflowed(scale: LossScale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
-    """Returns whether gradients are not finite only because of the loss scale.
+    """Returns whether only the loss scale is to blame for gradients that are not finite.
 
-    This is the case if the loss is finite and the scale can still be reduced.
+    This is assumed if the loss is finite and the scale can still be reduced.
 
     Args:
         scale: The loss scale, or `None`.
@@ -133,9 +134,9 @@ def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
 class Carry:
     """The layout of the memory that is carried between windows.
 
-    The memory is a tree of arrays with one entry per row of the batch. These entries are on the
-    first axis of each array. Arrays of scanned layers are stacked over the layers, so in these
-    arrays the entries are on the second axis.
+    The memory is a tree of arrays, which have an axis with one entry per row of the batch. It is
+    the first axis, or the second axis in arrays of scanned layers, which are stacked over the
+    layers.
 
     Attributes:
         rows: The number of rows of the batch.
@@ -148,7 +149,7 @@ class Carry:
     stacked: tuple[trees.Path, ...] = ()
 
     def _map(self, change: Callable, *trees_: Tree) -> dict:
-        """Calls `change(row_axis, *leaves)` for the leaves at each path of the trees."""
+        """Applies `change(row_axis, *leaves)` to the leaves at each path of the trees."""
         flat = [trees.flatten(tree) for tree in trees_]
 
         def changed(path: trees.Path) -> Any:
@@ -175,7 +176,7 @@ class Carry:
         return self._map(one, tree)
 
     def join(self, tree: Tree, like: Tree) -> dict:
-        """Reverts `cut`. The result has the shapes and dtypes of `like`."""
+        """Reverses `cut`. The result has the shapes and dtypes of `like`."""
 
         def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
@@ -183,7 +184,7 @@ class Carry:
         return self._map(one, tree, like)
 
     def reset(self, tree: Tree, rows: jax.Array, fresh: Tree) -> dict:
-        """Returns `tree` with the rows of `fresh` where the boolean array `rows` is true."""
+        """Replaces the rows of `tree` for which `rows` is true by those of `fresh`."""
 
         def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
             shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
@@ -260,9 +261,9 @@ AUXILIARY = "auxiliary"
 
 
 def join_frozen(params: Tree, frozen: Tree) -> Tree:
-    """Returns the trained and the frozen parameters of a model as one tree.
+    """Combines the trained and the frozen parameters of a model in one tree.
 
-    The result does not contain the parameters of auxiliary models.
+    The parameters of auxiliary models are not included.
     """
     own = {name: part for name, part in frozen.items() if name != AUXILIARY}
     if not own:
@@ -271,7 +272,7 @@ def join_frozen(params: Tree, frozen: Tree) -> Tree:
 
 
 def with_auxiliary(batch: Batch, frozen: Tree) -> dict[str, Any]:
-    """Returns a batch that also contains the parameters of auxiliary models, if there are any."""
+    """Adds the parameters of auxiliary models to a batch, if there are any."""
     return {**batch, AUXILIARY: frozen[AUXILIARY]} if AUXILIARY in frozen else dict(batch)
 
 
@@ -292,9 +293,9 @@ def make_step(
     micro-batches or devices.
 
     The model's non-parameter collections are passed from micro-batch to micro-batch and finalized
-    once per step. A skipped step does not change them. FP8 scales and histories are treated
-    differently, because the backward pass overwrites them: all micro-batches of a step use the same
-    old values, and the maximum of their new values is kept.
+    once per step. A skipped step does not change them. FP8 scales and histories are an exception,
+    because the backward pass computes their new values. All micro-batches of a step use the old
+    values, and the maximum of their new values is kept.
 
     Args:
         objective: Computes the loss.
@@ -303,8 +304,8 @@ def make_step(
         seed: Random seed for dropout.
         skip_non_finite: Whether a step with a NaN or infinite loss or gradient is skipped.
         carry: The layout of the memory that is carried between windows, or `None` if rows are not
-            split into windows. With windows, a batch contains one window of each row. If the step
-            with the first window of a row is skipped, the memory of the row is still reset.
+            split into windows. With windows, a batch contains one window of each row. The memory of
+            a row is reset at its first window, even if this step is skipped.
         calibrate: Whether the step only sets the FP8 scales from the batch, without training.
 
     Returns:
@@ -351,7 +352,7 @@ def make_step(
                 reset_rows = batch["reset_rows"].reshape(-1)
                 old_memory = carry.reset(state.memory or {}, reset_rows, fresh)
                 new["memory"] = _where(jnp.isfinite(sums["loss"]), new["memory"], old_memory)
-        # An overflow of the loss scale is expected, and does not count as a bad step.
+        # An overflow because of the loss scale is expected and does not count as a bad step.
         is_good = is_finite | overflow
         if skip_non_finite:
             sums = jax.tree.map(lambda x: jnp.where(is_good, x, 0.0), sums)
@@ -423,8 +424,8 @@ def _gradients(
         micro_batch = dict(batch)
         row_keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
         gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
-        # Gradients have the same dtype as the parameters. It is float32 here, because gradients are
-        # sums over rows and micro-batches.
+        # Gradients have the dtype of the parameters, which are converted to float32, because
+        # gradients are summed over rows and micro-batches.
         params = trees.cast_floating(state.params, jnp.float32)
         (grads, scale_grads), (sums, extra, memory) = gradient(
             params, scales, extra, micro_batch, row_keys
@@ -439,7 +440,7 @@ def _gradients(
 def _sum_totals(
     totals_of: Callable[[Mapping[str, Any]], dict[str, jax.Array]], batch: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """Adds up the results of `totals_of` over all micro-batches. No gradient passes through it."""
+    """Sums the results of `totals_of` over all micro-batches. No gradient passes through them."""
     arrays = {name: leaf for name, leaf in batch.items() if name != "row"}
     parts = jax.lax.map(totals_of, arrays)
     return jax.tree.map(lambda x: jax.lax.stop_gradient(x.astype(jnp.float32).sum(0)), parts)
@@ -493,8 +494,8 @@ def _mean_gradients(
     """
     mean = 1.0 / jnp.maximum(divisor, 1.0)
     scale = mean if factor is None else mean / factor
-    # Compute the norm of the sums and scale it. To compute the norm of the scaled gradients, all of
-    # them would have to be in memory at the same time.
+    # The norm of the summed gradients is computed and then scaled. Computing the norm of the scaled
+    # gradients would require all of them in memory at the same time.
     norm = optax.tree.norm(grads) * scale
     return jax.tree.map(lambda g, param: (g * scale).astype(param.dtype), grads, params), norm
 

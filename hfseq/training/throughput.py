@@ -40,10 +40,10 @@ def step_flops(
 
     A step takes 6 FLOPs per weight and token, and 12 L T d FLOPs per token for attention, where L
     is the number of layers, T the number of tokens per row, and d the hidden size. Embedding
-    look-ups are not counted. The output head is counted for `head_tokens` only, as a matrix of
-    vocabulary size times d, whether or not it is tied to the embedding. Of the experts of a layer,
-    only those that process a token are counted. Recomputation (remat) and padding are not counted,
-    as usual for MFU (Chowdhery et al., 2022, appendix B).
+    look-ups are not counted. The output head is a matrix of vocabulary size times d, whether or not
+    it is tied to the embedding, and is only counted for `head_tokens`. In a mixture of experts,
+    only the experts that process a token are counted for it. As usual for MFU, recomputation
+    (remat) and padding are not counted (Chowdhery et al., 2022, appendix B).
 
     Args:
         params: The parameters, or their shapes.
@@ -103,8 +103,8 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
     Args:
         model: The model.
         work: Sums over the pairs of a step: their lengths, squared lengths and products of lengths.
-        causal: The fraction of the target positions to which a target position attends on average.
-            1 if the attention scores are computed for all pairs of target positions.
+        causal: The average fraction of the target positions to which a target position attends. Use
+            1 if attention scores are computed for all pairs of target positions.
     """
     config = model.config
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
@@ -127,10 +127,10 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
 def peak_flops(
     compute_dtype: DTypeLike | None = jnp.bfloat16, peak_tflops: float | None = None
 ) -> float:
-    """Returns the peak FLOP/s of the devices of all processes, and logs the source of the number.
+    """Returns the peak FLOP/s of the devices of all processes, and logs where the number is from.
 
-    The source is `peak_tflops` if it is set, or else the data sheet of the device. For devices
-    without a data sheet, the rate of a matrix multiplication is measured.
+    The number is that of `peak_tflops` or, if it is not set, of the data sheet of the device. For
+    devices without a data sheet, the rate of a matrix multiplication is measured.
 
     Args:
         compute_dtype: The computation dtype.
@@ -199,7 +199,7 @@ class Meter:
         flops_per_token: Model FLOPs per token, without the cost of padding.
         peak: Peak FLOP/s of all devices.
         padded_flops_per_token: Model FLOPs per token, including the cost of padding, or `None` if
-            unknown. If it is set, rates that include padding are reported, too.
+            unknown. If it is set, rates that include padding are reported as well.
         padded_tokens_per_token: The number of tokens including padding, divided by the number of
             tokens without padding.
     """
@@ -252,7 +252,7 @@ def make_meter(
     """Returns the meter of a run.
 
     All processes must call this function at the same time. On CPUs, they measure the peak rate
-    together, so that each process on a machine measures its share of the machine's rate.
+    simultaneously, so that each process on a machine measures its share of the machine's rate.
 
     Args:
         model: The model.

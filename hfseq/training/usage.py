@@ -1,11 +1,12 @@
-"""The help texts of the objectives of `hfseq train` with examples, and aliases of objectives.
+"""Help texts with examples for the objectives of `hfseq train`, and other names of objectives.
 
-The examples use the command ``hfseq train``. The help of a script shows its own name instead.
+The examples use the command ``hfseq train``. The help of a script shows the name of the script
+instead.
 """
 
 from __future__ import annotations
 
-#: Other names of objectives. Most of them are part of the name of a script.
+#: The objective for each alias. Most aliases are part of the name of a script.
 ALIASES = {
     "bart_dlm": "denoising",
     "captioning": "image_to_text",
@@ -503,10 +504,10 @@ Each evaluation transcribes the validation audio and reports the word and charac
 
 
 def objective_name(name: str) -> str:
-    """Returns the name of the objective that a user means by `name`.
+    """Returns the name of an objective from one of its spellings.
 
     Args:
-        name: The name of an objective or one of `ALIASES`, with dashes or underscores. All other
+        name: The name of an objective or an alias in `ALIASES`, with dashes or underscores. Other
             names, such as those of objectives in plugins, are returned unchanged.
     """
     normalized = name.replace("-", "_")

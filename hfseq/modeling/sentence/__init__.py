@@ -1,12 +1,12 @@
 """Retrieval models: bi-encoders, cross-encoders, sparse encoders and multi-vector encoders.
 
-The models read and write the files of sentence-transformers. Each model type has one module, which
-contains its configuration (a description of the computation) and the class that users call:
+The models read and write the files of sentence-transformers. There is one Python module per model
+type. It contains a configuration, which describes the computation, and the class that users call:
 
-- :mod:`~hfseq.modeling.sentence.bi_encoder`: one vector per text;
-- :mod:`~hfseq.modeling.sentence.cross_encoder`: scores of pairs of texts;
-- :mod:`~hfseq.modeling.sentence.sparse_encoder`: one weight per vocabulary entry (SPLADE);
-- :mod:`~hfseq.modeling.sentence.multi_vector_encoder`: one vector per token (ColBERT).
+- :mod:`~hfseq.modeling.sentence.bi_encoder`: One vector per text.
+- :mod:`~hfseq.modeling.sentence.cross_encoder`: Scores of pairs of texts.
+- :mod:`~hfseq.modeling.sentence.sparse_encoder`: One weight per vocabulary entry (SPLADE).
+- :mod:`~hfseq.modeling.sentence.multi_vector_encoder`: One vector per token (ColBERT).
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ __all__ = [
 
 
 def read_config(source: str, download: Mapping[str, Any]) -> RetrievalConfig | None:
-    """Reads the files of sentence-transformers in a model directory, for any model type.
+    """Reads the sentence-transformers files of a model of any type.
 
     Args:
         source: A directory or repository.
         download: Options of downloads.
 
     Returns:
-        The settings, or `None` without modules.json.
+        The settings, or `None` if there is no modules.json.
 
     Raises:
         CheckpointError: The model type or a module is not supported, or a file is missing or not

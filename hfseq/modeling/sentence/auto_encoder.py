@@ -1,6 +1,6 @@
-"""Sparse autoencoders of dense vectors (CSR).
+"""Sparse autoencoders, which convert dense vectors to sparse vectors (CSR).
 
-Wen et al., "Beyond Matryoshka: Revisiting Sparse Coding for Adaptive Representation", 2025.
+Source: Wen et al., "Beyond Matryoshka: Revisiting Sparse Coding for Adaptive Representation", 2025.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from hfseq.errors import CheckpointError
 from hfseq.modeling.sentence.directory import Module, SentenceDirectory
 from hfseq.modeling.sentence.modules import write_module
 
-#: Names of the weights and of their tensors.
+#: The name of the tensor in files for each weight.
 TENSORS = {"encoder": "encoder.weight", "pre_bias": "pre_bias", "latent_bias": "latent_bias"}
-#: The tied kernel of the decoder, which PyTorch may store in place of that of the encoder.
+#: The kernel of the decoder. It is tied to that of the encoder, so PyTorch may store it instead.
 TIED_TENSOR = "decoder.linear.weight"
 SETTINGS = ("input_dim", "hidden_dim", "k", "k_aux", "normalize", "dead_threshold")
 
 
 @dataclass(frozen=True)
 class SparseAutoEncoder:
-    """Converts dense vectors to the largest of many latent features.
+    """Converts dense vectors to sparse vectors of latent features.
+
+    hfseq's training does not support autoencoders, but keeps their settings for training.
 
     Attributes:
         encoder: Kernel of the encoder, `(hidden_dim, input_dim)`. The decoder is its transpose.
-        pre_bias: Is subtracted from the vectors, `(input_dim,)`.
-        latent_bias: Is added to the latent features, `(hidden_dim,)`.
-        last_nonzero: Number of training steps since each latent feature was not zero, int64
+        pre_bias: Vector that is subtracted from the inputs, `(input_dim,)`.
+        latent_bias: Vector that is added to the latent features, `(hidden_dim,)`.
+        last_nonzero: Number of training steps since each latent feature was last nonzero, int64
             `(hidden_dim,)`.
-        k: Number of latent features that are kept.
-        k_aux: Number of features that the auxiliary loss of the training uses.
-        normalize: Whether vectors are standardized first, over their features.
-        dead_threshold: Number of steps after which a feature without values counts as dead in
-            the training.
+        k: Number of largest latent features to keep.
+        k_aux: Number of latent features in the auxiliary loss in training.
+        normalize: Whether inputs are first standardized over their features.
+        dead_threshold: Number of training steps after which a latent feature that was always zero
+            counts as dead.
     """
 
     encoder: np.ndarray
@@ -55,7 +57,7 @@ class SparseAutoEncoder:
         """Reads the autoencoder from a directory.
 
         Raises:
-            CheckpointError: A tensor is missing, or has another shape than the settings say.
+            CheckpointError: A tensor is missing, or the shapes of the tensors do not match.
         """
         path, tensors = directory.tensors(module.folder)
         if TIED_TENSOR in tensors:
@@ -71,8 +73,8 @@ class SparseAutoEncoder:
         for name, shape in shapes.items():
             if weights[name].shape != shape:
                 raise CheckpointError(
-                    f"{path}: {name} has the shape {weights[name].shape}, but the encoder requires "
-                    f"{shape}"
+                    f"{path}: {name} has the shape {weights[name].shape}, but the shape of the "
+                    f"encoder's kernel requires {shape}"
                 )
         stored: dict[str, Any] = {
             name: module.settings[name] for name in SETTINGS[2:] if name in module.settings
@@ -91,13 +93,13 @@ class SparseAutoEncoder:
         return {name: getattr(self, name) for name in TENSORS}
 
     def __call__(self, vectors: jax.Array, weights: Any | None = None) -> jax.Array:
-        """Returns all latent features that are positive, `(batch, hidden_dim)`.
+        """Computes the latent features of vectors, `(batch, hidden_dim)`.
 
-        The caller keeps the largest ones.
+        Negative features are set to zero. The caller selects the ``k`` largest features.
 
         Args:
             vectors: Dense vectors, `(batch, input_dim)`.
-            weights: Weights to use instead of the module's own.
+            weights: Weights to use instead of those in the attributes.
         """
         weights = self.weights if weights is None else weights
         vectors = vectors.astype(jnp.float32)

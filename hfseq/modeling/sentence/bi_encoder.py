@@ -32,17 +32,17 @@ from hfseq.modeling.sentence.texts import TokenizedTexts, check_texts, prompt_le
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: The name of the vectors of texts in sentence-transformers.
+#: The name that sentence-transformers gives to the vectors of texts.
 FEATURES = "sentence_embedding"
 
 
 @dataclass(frozen=True)
 class QueryRoute:
-    """The modules of queries in a bi-encoder that encodes queries and documents differently.
+    """The modules for queries in a bi-encoder that encodes queries and documents differently.
 
     Attributes:
-        static_embedding: A static embedding that takes the place of the transformer and the
-            pooling. `None` stands for those of documents.
+        static_embedding: A static embedding that replaces the transformer and the pooling. With
+            `None`, queries have the same transformer and pooling as documents.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
     """
@@ -54,19 +54,19 @@ class QueryRoute:
 
 @dataclass(frozen=True)
 class SentenceConfig(RetrievalConfig):
-    """Describes how sentences are preprocessed and how hidden states are converted to vectors.
+    """Describes how texts are preprocessed and how hidden states are converted to vectors.
 
     The attributes of :class:`RetrievalConfig` can be set by keyword.
 
     Attributes:
         pooling: Pooling modes. The results of several modes are concatenated.
-        include_prompt: Whether the tokens of the prompt are pooled.
+        include_prompt: Whether the pooling includes the tokens of the prompt.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
-        static_embedding: A static embedding that takes the place of the transformer and the
-            pooling, or `None`.
-        query_route: The modules of queries, if they differ from those of documents.
-        default_route: The route of texts that are neither queries nor documents.
+        static_embedding: A static embedding that replaces the transformer and the pooling, or
+            `None`.
+        query_route: The modules for queries, if they differ from those for documents.
+        default_route: "query" or "document". The modules for texts that are encoded without a task.
         classifier: The classifier of pairs that the softmax loss trains. It is not saved.
     """
 
@@ -92,22 +92,25 @@ class SentenceConfig(RetrievalConfig):
 
     @property
     def auto_class(self) -> str | None:  # type: ignore[override]
-        """Suffix of the model class, or `None` without a transformer."""
+        """Suffix of the class that loads the model, or `None` if there is no transformer."""
         return "Model" if self.static_embedding is None else None
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> SentenceConfig:
-        """Returns the settings in a directory that contains a bi-encoder."""
+        """Reads the settings from a directory that contains a bi-encoder."""
         values = cls.shared_values(directory) | _read_modules(directory, directory.modules)
         if not values["pooling"] and values["static_embedding"] is None:
-            raise CheckpointError(f"modules.json of '{directory.source}' has no Pooling module")
+            raise CheckpointError(
+                f"modules.json of '{directory.source}' has no Pooling module, which a bi-encoder "
+                "requires"
+            )
         if directory.query_modules is not None:
             values["query_route"] = _read_query_route(directory, values)
             values["default_route"] = directory.default_route
         return cls(**values)
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 5, which version 6 reads too."""
+        """Writes the files in the format of sentence-transformers 5, which version 6 also reads."""
         first = "Transformer" if self.static_embedding is None else "StaticEmbedding"
         classes = [first] + ["Pooling"] * (self.static_embedding is None)
         number = len(classes)
@@ -148,7 +151,7 @@ class SentenceConfig(RetrievalConfig):
             "include_prompt": self.include_prompt,
         }
         if list(self.pooling) != [mode for mode in POOLING_MODES if mode in self.pooling]:
-            # Only the format of sentence-transformers 6 can store the order of the modes.
+            # A key of sentence-transformers 6. The older keys do not store the order of the modes.
             pooling["pooling_mode"] = [
                 "mean_sqrt_len_tokens" if mode == "mean_sqrt_len" else mode for mode in self.pooling
             ]
@@ -156,12 +159,12 @@ class SentenceConfig(RetrievalConfig):
 
     @property
     def features(self) -> int | None:
-        """Size of the vectors, or `None` if it is that of the pooled hidden states."""
+        """Size of the vectors, or `None` if no dense layer changes the size of pooled states."""
         return self.dense[-1].kernel.shape[1] if self.dense else None
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the static embeddings, the dense layers and the classifier."""
+        """The weights of static embeddings, dense layers and classifier, by module and name."""
         weights = _dense_weights(self.dense)
         if self.static_embedding is not None:
             weights["static_embedding"] = self.static_embedding.weights
@@ -176,7 +179,7 @@ class SentenceConfig(RetrievalConfig):
         return weights
 
     def replace_weights(self, weights: ModuleWeights) -> SentenceConfig:
-        """Returns these settings with other weights of the static embeddings and dense layers."""
+        """Returns these settings with new weights for the static embeddings and dense layers."""
         route, static_embedding = self.query_route, self.static_embedding
         if static_embedding is not None:
             static_embedding = replace(static_embedding, **weights["static_embedding"])
@@ -195,7 +198,12 @@ class SentenceConfig(RetrievalConfig):
         )
 
     def route(self, task: str | None) -> tuple[str, QueryRoute | None]:
-        """Returns the name of the route of a task, and its modules if they are those of queries."""
+        """Returns the route of a task.
+
+        Returns:
+            "query" or "document". The second value contains the modules for queries if the route is
+            "query" and they differ from those for documents, otherwise `None`.
+        """
         name = self.default_route if task is None else task
         return (name, self.query_route) if name == "query" else (name, None)
 
@@ -208,7 +216,7 @@ class SentenceConfig(RetrievalConfig):
         prompt: str = "",
         task: str | None = None,
     ) -> TokenizedTexts:
-        """Tokenizes texts. See :meth:`RetrievalConfig.tokenize`."""
+        """Tokenizes texts, as :meth:`RetrievalConfig.tokenize` describes."""
         _, route = self.route(task)
         static_embedding = self.static_embedding if route is None else route.static_embedding
         if static_embedding is not None:
@@ -225,12 +233,12 @@ class SentenceConfig(RetrievalConfig):
     def __call__(
         self, hidden: jax.Array, mask: jax.Array, weights: ModuleWeights | None = None
     ) -> jax.Array:
-        """Converts hidden states `(batch, tokens, features)` to one vector per sentence.
+        """Converts hidden states to one vector per text.
 
         Args:
-            hidden: The last hidden states.
+            hidden: The last hidden states, `(batch, tokens, features)`.
             mask: Mask of the pooled tokens, as in :func:`pool`.
-            weights: Weights of the dense layers, instead of their own.
+            weights: Weights to use instead of those in the settings.
         """
         vectors = apply_dense(self.dense, pool(hidden, mask, self.pooling), weights)
         return l2_normalize(vectors) if self.normalize else vectors
@@ -242,7 +250,7 @@ class SentenceConfig(RetrievalConfig):
         weights: ModuleWeights | None = None,
         task: str | None = None,
     ) -> jax.Array:
-        """Computes the vectors of a batch. See :meth:`RetrievalConfig.embed`."""
+        """Computes the vectors of a batch, as :meth:`RetrievalConfig.embed` describes."""
         model_inputs, mask = split_inputs(inputs)
         _, route = self.route(task)
         modules: SentenceConfig | QueryRoute = self if route is None else route
@@ -258,7 +266,10 @@ class SentenceConfig(RetrievalConfig):
 
 
 def route_weights(weights: ModuleWeights, route: str) -> ModuleWeights:
-    """Returns the weights of the modules of a route, without the name of the route."""
+    """Selects the modules whose names start with a route, such as "query_dense_0".
+
+    The route is removed from their names.
+    """
     prefix = f"{route}_"
     return {
         name.removeprefix(prefix): value
@@ -272,7 +283,7 @@ def _dense_weights(layers: Sequence[Dense]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _read_modules(directory: SentenceDirectory, modules: Sequence[Module]) -> dict[str, Any]:
-    """Returns the settings in a chain of modules.
+    """Reads the settings from a list of modules that are applied one after the other.
 
     Raises:
         CheckpointError: A module is not supported.
@@ -298,11 +309,11 @@ def _read_modules(directory: SentenceDirectory, modules: Sequence[Module]) -> di
 
 
 def _read_query_route(directory: SentenceDirectory, document: Mapping[str, Any]) -> QueryRoute:
-    """Returns the modules of queries.
+    """Reads the modules for queries.
 
     Args:
         directory: The directory.
-        document: The settings of documents.
+        document: The settings for documents, which `_read_modules` has returned.
 
     Raises:
         CheckpointError: Queries have another transformer or pooling than documents.
@@ -317,13 +328,20 @@ def _read_query_route(directory: SentenceDirectory, document: Mapping[str, Any])
     ):
         raise CheckpointError(
             f"the router of '{directory.source}' has another transformer or pooling for queries "
-            "than for documents (supported: a StaticEmbedding for queries, or other dense layers)"
+            "than for documents. For queries, hfseq only supports a StaticEmbedding instead, or "
+            "other Dense and Normalize modules"
         )
     return QueryRoute(values["static_embedding"], values["dense"], values.get("normalize", False))
 
 
 def _write_modules(folder: Path, names: Sequence[str], layers: Sequence[Dense]) -> None:
-    """Writes dense layers into the first folders, and creates the others."""
+    """Writes dense layers into folders, and creates the folders of modules without weights.
+
+    Args:
+        folder: The directory of the model.
+        names: Names of the folders. The first ones are those of the dense layers.
+        layers: The dense layers.
+    """
     for number, name in enumerate(names):
         if number < len(layers):
             layers[number].write(folder / name, FEATURES)
@@ -332,7 +350,7 @@ def _write_modules(folder: Path, names: Sequence[str], layers: Sequence[Dense]) 
 
 
 def _pooling_modes(module: Module) -> tuple[str, ...]:
-    """Returns the pooling modes of a module, in the format of version 6 or older."""
+    """Returns the pooling modes of a module, for the file formats of all versions."""
     modes = module.settings.get("pooling_mode")
     if modes is None:
         modes = [mode for mode, key in POOLING_MODES.items() if module.settings.get(key)] or "mean"
@@ -347,9 +365,8 @@ def apply_dense(
 
     Args:
         layers: The layers.
-        vectors: `(..., features)`.
-        weights: Weights in the format of ``module_weights``, or `None` for the layers' own
-            weights.
+        vectors: The vectors, `(..., features)`.
+        weights: Weights to use instead of those in the layers, as in ``module_weights``.
     """
     for number, dense in enumerate(layers):
         vectors = dense(vectors, weights[f"dense_{number}"] if weights else None)
@@ -393,29 +410,29 @@ class SentenceEncoder(TextEncoder):
     ) -> Any:
         """Computes the vectors of texts, as sentence-transformers does.
 
-        Texts are sorted by length and padded to one of a few lengths. The model is compiled once
-        per length. Texts that are longer than the model accepts are truncated with a warning.
+        Texts are sorted by length and padded to one of a few lengths, since the model is compiled
+        once per length. Texts that are too long for the model are truncated with a warning.
 
         Args:
-            sentences: One text or several, or pairs of texts.
+            sentences: A text, a sequence of texts, or a sequence of pairs of texts.
             prompt_name: Name of a stored prompt to prepend to each text.
             prompt: A prompt to prepend to each text.
             batch_size: Maximum number of texts per batch.
             show_progress_bar: Whether to show a progress bar.
             output_value: "sentence_embedding", or "token_embeddings" for the hidden states of the
                 tokens.
-            precision: "float32", "int8", "uint8", "binary" or "ubinary", see
-                :func:`hfseq.modeling.sentence.similarity.quantize`.
+            precision: "float32", "int8", "uint8", "binary" or "ubinary".
+                :func:`hfseq.modeling.sentence.similarity.quantize` describes these formats.
             normalize_embeddings: Whether to scale the vectors to length 1.
             truncate_dim: Number of leading features to keep. The truncated vectors are scaled to
                 length 1 only if ``normalize_embeddings`` is set.
-            task: "query", "document" or `None`. It selects the modules of a model that encodes
-                queries and documents differently.
-            params: Parameters to use instead of the model's own.
+            task: "query", "document" or `None`. It only has an effect if the model encodes queries
+                and documents differently.
+            params: Parameters to use instead of those of the model.
 
         Returns:
-            Vectors, `(features,)` for a text and `(texts, features)` for a sequence. For
-            "token_embeddings", an array `(tokens, features)` per text.
+            The vectors, `(features,)` for a single text and `(texts, features)` for a sequence.
+            With "token_embeddings", the result is an array `(tokens, features)` per text.
 
         Raises:
             UsageError: An argument is not valid.
@@ -446,9 +463,9 @@ class SentenceEncoder(TextEncoder):
 
     @classmethod
     def default_config(cls, config: Any) -> SentenceConfig:
-        """Returns the settings of a model without sentence-transformers' files.
+        """Returns the settings of a model without sentence-transformers files.
 
-        Decoders use the last token, other models the mean.
+        Decoders are pooled by their last token, and other models by the mean of all tokens.
         """
         architectures = config.architectures or [""]
         is_decoder = architectures[0].endswith("ForCausalLM")
@@ -456,7 +473,7 @@ class SentenceEncoder(TextEncoder):
 
     @classmethod
     def convert_config(cls, directory: SentenceDirectory) -> SentenceConfig:
-        """Returns settings for a directory that contains a different model type."""
+        """Returns settings with which a model of a different type can be used as a bi-encoder."""
         return SentenceConfig(**_transformer_values(directory))
 
 

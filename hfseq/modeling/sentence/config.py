@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from hfseq.modeling.base import FlaxModel
 
-#: Runs the model on keyword arguments such as ``input_ids`` and returns its output.
+#: A function that runs the model on keyword arguments such as ``input_ids`` and returns its output.
 Run = Callable[..., Any]
-#: Model inputs by name. "scoring_mask" is not an input of the model. It masks the tokens that are
-#: pooled or scored, and defaults to the attention mask.
+#: The arrays of a batch by name. All except "scoring_mask" are inputs of the model. "scoring_mask"
+#: is the mask of the tokens that are pooled or scored. Its default is the attention mask.
 Inputs = Mapping[str, Any]
-#: Weights of the modules after the encoder, by module and name. They may be traced.
+#: Weights of the modules after the encoder, by module and name. They may be traced arrays.
 ModuleWeights = Mapping[str, Mapping[str, Any]]
-#: The entry of a parameter tree with the weights of these modules.
+#: The key of a parameter tree that contains the weights of these modules.
 MODULES_KEY = SENTENCE_MODULES
 
 
@@ -61,7 +61,7 @@ class RetrievalConfig:
 
     #: The name of the model type in ``config_sentence_transformers.json``.
     model_type: ClassVar[str]
-    #: Suffix of the model class.
+    #: Suffix of the class that loads the model.
     auto_class: ClassVar[str | None] = "Model"
     default_similarity: ClassVar[str] = "cosine"
     similarities: ClassVar[tuple[str, ...]] = ("cosine", "dot", "euclidean", "manhattan")
@@ -78,7 +78,7 @@ class RetrievalConfig:
 
     @classmethod
     def shared_values(cls, directory: SentenceDirectory) -> dict[str, Any]:
-        """Returns the values of the shared attributes in the files of a directory."""
+        """Reads the attributes of this class, which all model types share, from a directory."""
         settings, transformer = directory.settings, directory.transformer
         prompts = settings.get("prompts") or {}
         similarity = settings.get("similarity_fn_name")
@@ -96,7 +96,7 @@ class RetrievalConfig:
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> RetrievalConfig:
-        """Returns the settings in a directory that contains this model type.
+        """Reads the settings from a directory that contains a model of this type.
 
         Raises:
             CheckpointError: A module is not supported, or a file is missing or not valid.
@@ -112,7 +112,7 @@ class RetrievalConfig:
             download: Options of downloads.
 
         Returns:
-            The settings, or `None` without the files of sentence-transformers.
+            The settings, or `None` if there are no sentence-transformers files.
 
         Raises:
             CheckpointError: The model has a different type, a module is not supported, or a file is
@@ -122,7 +122,9 @@ class RetrievalConfig:
         if not directory.modules:
             return None
         if directory.model_type != cls.model_type:
-            raise CheckpointError(f"'{source}' is a {directory.model_type}, not a {cls.model_type}")
+            raise CheckpointError(
+                f"'{source}' contains a {directory.model_type}, not a {cls.model_type}"
+            )
         return cls.from_directory(directory)
 
     def write(self, folder: Path, model: Any) -> None:
@@ -138,7 +140,8 @@ class RetrievalConfig:
         """Returns the content of ``config_sentence_transformers.json``.
 
         Args:
-            sentence_transformers: The lowest version that can read the files.
+            sentence_transformers: The lowest version of sentence-transformers that can read the
+                files.
         """
         truncate_dim = {} if self.truncate_dim is None else {"truncate_dim": self.truncate_dim}
         return {
@@ -155,18 +158,18 @@ class RetrievalConfig:
 
     @property
     def all_prompts(self) -> dict[str, str]:
-        """The prompts, including the names "query" and "document", which always exist."""
+        """The prompts by name. "query" and "document" are always included, by default as ""."""
         return {"query": "", "document": "", **self.prompts}
 
     def find_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
         """Returns the prompt that precedes each text.
 
         Args:
-            prompt: The prompt itself, which has priority.
-            prompt_name: The name of a prompt. The default is ``default_prompt_name``.
+            prompt: The text of the prompt. If it is not `None`, the name is ignored.
+            prompt_name: The name of a stored prompt. Default: ``default_prompt_name``.
 
         Raises:
-            UsageError: The name is unknown.
+            UsageError: No stored prompt has this name.
         """
         if prompt is not None:
             return prompt
@@ -197,8 +200,8 @@ class RetrievalConfig:
             tokenizer: The tokenizer of the model.
             texts: Texts, or pairs of texts.
             limit: Maximum number of tokens per text.
-            prompt: Precedes each text, or the first text of each pair.
-            task: "query", "document" or `None`.
+            prompt: Prompt that precedes each text, or the first text of each pair.
+            task: "query" or "document", if the texts are queries or documents, otherwise `None`.
 
         Raises:
             UsageError: A value is not a text, or a text has no tokens.
@@ -213,7 +216,7 @@ class RetrievalConfig:
         return {}
 
     def replace_weights(self, weights: ModuleWeights) -> RetrievalConfig:
-        """Returns these settings with new weights for the modules."""
+        """Returns a copy of these settings with new weights for the modules."""
         return self
 
     def embed(
@@ -223,24 +226,27 @@ class RetrievalConfig:
         weights: ModuleWeights | None = None,
         task: str | None = None,
     ) -> Any:
-        """Computes the vectors or scores of a batch. This method can be traced.
+        """Computes the vectors or scores of a batch. jax can trace this method.
 
         Args:
-            run: Runs the model and returns its output.
-            inputs: The inputs of a batch, see :data:`Inputs`.
-            weights: Weights of the modules, instead of those in the settings.
-            task: "query", "document" or `None`.
+            run: Function that runs the model and returns its output.
+            inputs: The arrays of the batch, as in :data:`Inputs`.
+            weights: Weights of the modules to use instead of those in the settings.
+            task: "query" or "document", if the texts are queries or documents, otherwise `None`.
 
         Returns:
-            For a bi-encoder, float32 vectors `(batch, features)`. For a sparse encoder, float32
-            weights `(batch, vocab_size)`. For a multi-vector encoder, a pair of float32 token
-            vectors `(batch, tokens, features)` and the mask of the scored tokens `(batch, tokens)`.
-            For a cross-encoder, float32 logits `(batch, labels)`.
+            The float32 result, which depends on the model type:
+
+            - Bi-encoder: vectors, `(batch, features)`.
+            - Sparse encoder: weights, `(batch, vocab_size)`.
+            - Multi-vector encoder: token vectors, `(batch, tokens, features)`, and the mask of the
+              scored tokens, `(batch, tokens)`.
+            - Cross-encoder: logits, `(batch, labels)`.
         """
         raise NotImplementedError
 
 
 def split_inputs(inputs: Inputs) -> tuple[dict[str, Any], jax.Array]:
-    """Returns the inputs of the model, and the mask of the tokens that are pooled or scored."""
+    """Separates the inputs of the model from the mask of the tokens that are pooled or scored."""
     model_inputs = {name: value for name, value in inputs.items() if name != "scoring_mask"}
     return model_inputs, inputs.get("scoring_mask", inputs["attention_mask"])

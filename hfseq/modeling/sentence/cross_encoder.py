@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Functions of float32 scores, by the names of their classes in PyTorch.
+#: Activation functions for float32 scores, by the name of their class in PyTorch.
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Identity": lambda scores: scores,
     "Sigmoid": lambda scores: np.where(
@@ -47,19 +47,21 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class LogitScore:
-    """Scores a pair by the next token that a causal language model predicts.
+    """Scores a pair by the token that a causal language model predicts after it.
+
+    The score is the logit of a token such as "yes", minus the logit of a token such as "no".
 
     Attributes:
-        true_token_id: The token of relevant documents, such as "yes".
-        false_token_id: The token of other documents. The score is the difference of both logits.
-            With `None`, the score is the logit of the first token.
+        true_token_id: ID of the token that stands for relevant documents.
+        false_token_id: ID of the token that stands for other documents. With `None`, no logit is
+            subtracted.
     """
 
     true_token_id: int
     false_token_id: int | None = None
 
     def __call__(self, logits: jax.Array) -> jax.Array:
-        """Converts logits of the last token, `(batch, vocab_size)`, to scores `(batch, 1)`."""
+        """Converts the logits of the last token, `(batch, vocab_size)`, to scores, `(batch, 1)`."""
         scores = logits[:, self.true_token_id]
         if self.false_token_id is not None:
             scores = scores - logits[:, self.false_token_id]
@@ -75,8 +77,8 @@ class CrossEncoderConfig(RetrievalConfig):
 
     Attributes:
         num_labels: Number of scores per pair.
-        activation: Class name in PyTorch of the function that is applied to scores. `None` stands
-            for "Sigmoid" with one label, and otherwise for "Identity".
+        activation: Name of the PyTorch class of the function that is applied to scores. `None`
+            means "Sigmoid" for models with one label, and "Identity" for others.
         logit_score: How a causal language model scores pairs. `None` for a classifier.
         uses_chat_template: Whether pairs are rendered with the chat template of the tokenizer.
     """
@@ -97,19 +99,19 @@ class CrossEncoderConfig(RetrievalConfig):
 
     @property
     def auto_class(self) -> str:  # type: ignore[override]
-        """Suffix of the model class."""
+        """Suffix of the class that loads the model."""
         return "ForSequenceClassification" if self.logit_score is None else "ForCausalLM"
 
     @property
     def activation_name(self) -> str:
-        """Class name of the function that is applied to scores."""
+        """Name of the PyTorch class of the function that is applied to scores."""
         return self.activation or ("Sigmoid" if self.num_labels == 1 else "Identity")
 
     # -- files
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> CrossEncoderConfig:
-        """Returns the settings in a directory with modules.json."""
+        """Reads the settings from a directory that has a modules.json."""
         supported = ("Transformer", "LogitScore")
         logit_score = None
         for number, module in enumerate(directory.modules):
@@ -124,7 +126,10 @@ class CrossEncoderConfig(RetrievalConfig):
     def from_config(
         cls, directory: SentenceDirectory, logit_score: LogitScore | None
     ) -> CrossEncoderConfig:
-        """Returns the settings in config.json and, if it exists, in sentence-transformers' file."""
+        """Reads the settings from config.json and config_sentence_transformers.json.
+
+        The second file is optional.
+        """
         stored = directory.load("config.json")
         labels = stored.get("id2label") or {0: ""}
         architectures = stored.get("architectures") or [""]
@@ -144,11 +149,11 @@ class CrossEncoderConfig(RetrievalConfig):
         return cls(num_labels if logit_score is None else 1, activation, logit_score, **values)
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files.
+        """Writes the settings into the directory of a model.
 
-        A classifier without prompts is a plain Transformers directory, whose config.json contains
-        the activation under the two keys that sentence-transformers 2 to 6 read. Other models also
-        have the files of version 6.
+        For a classifier without prompts, only the activation is written into config.json, under the
+        two keys that sentence-transformers 2 to 6 read. For other models, the files of
+        sentence-transformers 6 are written too.
         """
         if self.logit_score is None:
             self._write_activation(folder)
@@ -206,10 +211,10 @@ class CrossEncoderConfig(RetrievalConfig):
         prompt: str = "",
         task: str | None = None,
     ) -> TokenizedTexts:
-        """Tokenizes pairs. See :meth:`RetrievalConfig.tokenize`.
+        """Tokenizes pairs, as :meth:`RetrievalConfig.tokenize` describes.
 
-        A chat template receives the pair as the messages "query" and "document", after the prompt
-        as the system message.
+        If pairs are rendered with a chat template, the prompt is the system message. The texts of
+        the pair are messages with the roles "query" and "document".
         """
         if self.uses_chat_template:
             return _chat_tokens(tokenizer, texts, limit, prompt)
@@ -224,7 +229,7 @@ class CrossEncoderConfig(RetrievalConfig):
     ) -> jax.Array:
         """Computes the logits of a batch, `(batch, num_labels)`, without the activation.
 
-        See :meth:`RetrievalConfig.embed`.
+        The arguments are those of :meth:`RetrievalConfig.embed`.
         """
         model_inputs, mask = split_inputs(inputs)
         if self.logit_score is None:
@@ -244,7 +249,10 @@ class CrossEncoderConfig(RetrievalConfig):
 
 
 def _read_activation(path: str | None, source: str) -> str | None:
-    """Returns the class name of an activation. Only classes of PyTorch are accepted."""
+    """Returns the class name of an activation from its path.
+
+    For a class that is not supported, the function logs a warning and returns `None`.
+    """
     if path is None:
         return None
     name = path.rsplit(".", 1)[-1]
@@ -263,8 +271,8 @@ def _chat_tokens(
 ) -> TokenizedTexts:
     """Tokenizes pairs with a chat template that supports the roles "query" and "document".
 
-    If a pair is too long, tokens are removed from the end of the document. The text that the
-    template adds after the document is kept.
+    If a pair is too long, the end of the document is removed, but not the text that the template
+    adds after the document.
     """
     system = [{"role": "system", "content": prompt}] if prompt else []
 
@@ -303,7 +311,7 @@ def _chat_tokens(
 
 
 def _common_suffix(*rows: Sequence[int]) -> int:
-    """Returns the number of tokens at the end that all rows share."""
+    """Returns the number of tokens at the end that are the same in all rows."""
     length = 0
     while length < min(map(len, rows)) and len({row[-1 - length] for row in rows}) == 1:
         length += 1
@@ -311,7 +319,10 @@ def _common_suffix(*rows: Sequence[int]) -> int:
 
 
 class CrossEncoder(RetrievalModel):
-    """A cross-encoder: a classifier, its tokenizer and a :class:`CrossEncoderConfig`.
+    """A cross-encoder, which scores pairs of texts.
+
+    It consists of a classifier or a causal language model, a tokenizer, and a
+    :class:`CrossEncoderConfig`.
 
     Example:
         >>> model = hfseq.CrossEncoder.from_pretrained("cross-encoder/ms-marco-MiniLM-L6-v2")
@@ -326,10 +337,11 @@ class CrossEncoder(RetrievalModel):
     def read_config(
         cls, directory: SentenceDirectory, options: dict[str, Any]
     ) -> CrossEncoderConfig:
-        """Returns the settings of a cross-encoder, or of a model without a head.
+        """Returns the settings of a cross-encoder, or those for a model without a head.
 
-        The option ``num_labels`` sets the number of labels of a new classification head. The
-        default is 1. The pooling and the prompts of a bi-encoder are dropped.
+        A model without a head gets a new classification head. The option ``num_labels`` sets its
+        number of labels, by default 1. If the model is a bi-encoder, its pooling and its prompts
+        are ignored.
         """
         if directory.modules and directory.model_type != "SentenceTransformer":
             return super().read_config(directory, options)  # type: ignore[return-value]
@@ -352,14 +364,18 @@ class CrossEncoder(RetrievalModel):
         config: RetrievalConfig,
         directory: SentenceDirectory,
     ) -> CrossEncoder:
-        """Looks up the tokens "yes" and "no" of a causal language model."""
+        """Creates the cross-encoder from a loaded model and tokenizer.
+
+        For a causal language model without a configured `LogitScore`, the tokens "yes" and "no"
+        are used.
+        """
         assert isinstance(config, CrossEncoderConfig)
         if config.logit_score == LogitScore(-1, -1):
             ids: Any = tokenizer.convert_tokens_to_ids(["yes", "no"])
             if None in ids or tokenizer.unk_token_id in ids:
                 raise CheckpointError(
-                    f"the tokenizer of '{directory.source}' lacks the tokens 'yes' and 'no', from "
-                    "whose logits a causal language model computes scores"
+                    f"the tokenizer of '{directory.source}' lacks the tokens 'yes' and 'no', which "
+                    "a causal language model needs as answers to score a pair"
                 )
             config = replace(config, logit_score=LogitScore(*ids))
         if config.logit_score is not None:
@@ -370,11 +386,11 @@ class CrossEncoder(RetrievalModel):
 
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> CrossEncoder:
-        """Returns the cross-encoder of a loaded classifier or causal language model.
+        """Creates a cross-encoder from a loaded classifier or causal language model.
 
         Args:
-            model: The model. Its settings are in the directory from which it was loaded.
-            tokenizer: Its tokenizer.
+            model: The model. Settings are read from the directory from which it was loaded.
+            tokenizer: The tokenizer of the model.
         """
         if not model.name_or_path:
             config = model.sentence_config or CrossEncoderConfig(model.config.num_labels)
@@ -390,8 +406,8 @@ class CrossEncoder(RetrievalModel):
     def save_pretrained(self, folder: str | Path) -> None:
         """Saves the model, its tokenizer and the files that sentence-transformers reads.
 
-        The tokenizer stores the maximum length of a pair, because a plain Transformers directory
-        has no other place for it.
+        The maximum length of a pair is saved with the tokenizer, because a Transformers directory
+        without sentence-transformers files cannot store it elsewhere.
         """
         self.tokenizer.model_max_length = self.limit
         super().save_pretrained(folder)
@@ -412,19 +428,19 @@ class CrossEncoder(RetrievalModel):
 
         Args:
             sentences: A pair of texts, or a list of pairs.
-            prompt_name: Name of a stored prompt to prepend to each first text.
-            prompt: A prompt to prepend to each first text.
+            prompt_name: Name of a stored prompt to prepend to the first text of each pair.
+            prompt: A prompt to prepend to the first text of each pair.
             batch_size: Maximum number of pairs per batch.
             show_progress_bar: Whether to show a progress bar.
-            activation_fn: A function that is applied to the scores, or its class name in PyTorch
-                such as "Identity". The default is the activation of the model.
+            activation_fn: A function that is applied to the scores, or the name of its PyTorch
+                class, such as "Identity". Default: the activation of the model.
             apply_softmax: Whether to apply a softmax to the scores of a pair, if the model has
                 several labels.
-            params: Parameters to use instead of the model's own.
+            params: Parameters to use instead of those of the model.
 
         Returns:
-            Float32 scores, `(pairs,)` for one label and otherwise `(pairs, labels)`. The score of a
-            single pair has no first axis.
+            Float32 scores, `(pairs,)` for models with one label, otherwise `(pairs, labels)`. For a
+            single pair, the first axis is omitted.
 
         Raises:
             UsageError: An argument is not valid.
@@ -464,7 +480,7 @@ class CrossEncoder(RetrievalModel):
         Args:
             query: The query.
             documents: The documents.
-            top_k: Number of documents to return. The default is all.
+            top_k: Number of documents to return. Default: all documents.
             return_documents: Whether to return the texts of the documents.
             **options: Options of :meth:`predict`.
 
@@ -478,7 +494,8 @@ class CrossEncoder(RetrievalModel):
         """
         if self.num_labels != 1:
             raise UsageError(
-                f"rank requires a model with one label, not {self.num_labels}: use predict"
+                f"rank requires a model with one label, but this model has {self.num_labels}: use "
+                "predict"
             )
         scores = self.predict([(query, document) for document in documents], **options)
         if np.isnan(scores).any():

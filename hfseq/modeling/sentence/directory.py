@@ -1,8 +1,8 @@
 """The files of sentence-transformers in a model directory.
 
-A model is a chain of modules, which `modules.json` lists. The first module is the transformer. The
-formats of sentence-transformers 2 to 5 and of version 6 differ in the paths of the module classes
-and in the names of a few settings. This file reads both.
+A model consists of modules that are applied one after the other. `modules.json` lists them. The
+first module is the transformer. The format of sentence-transformers 6 differs from that of versions
+2 to 5 in the paths of module classes and in the names of a few settings. Both formats are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hfseq.checkpoints import files
 from hfseq.checkpoints.config import fetcher
 from hfseq.errors import CheckpointError, write_atomically
 
-#: The names of the file with the settings of the transformer. The first one is current.
+#: Possible names of the file with the settings of the transformer. The first is the current name.
 TRANSFORMER_SETTINGS = (
     "sentence_bert_config.json",
     *(
@@ -30,13 +30,14 @@ TRANSFORMER_SETTINGS = (
 )
 SETTINGS = "config_sentence_transformers.json"
 MODULES = "modules.json"
-#: The values of ``model_type``. A missing value stands for the first one.
+#: The values of ``model_type``. If it is missing, the model is a SparseEncoder if it has a module
+#: SpladePooling, otherwise a SentenceTransformer.
 KINDS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 #: Module classes that contain the transformer.
 TRANSFORMERS = ("Transformer", "MLMTransformer", "ColBERT")
-#: Module classes that select the modules of queries or documents.
+#: Module classes that contain separate modules for queries and documents.
 ROUTERS = ("Router", "Asym")
-#: Keys of `config_sentence_transformers.json` that hfseq writes itself.
+#: Keys of `config_sentence_transformers.json` whose values hfseq stores in attributes.
 OWN_SETTINGS = (
     *("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"),
     *("truncate_dim", "activation_fn", "max_active_dims"),
@@ -48,9 +49,9 @@ class Module:
     """An entry of modules.json, or a module of a router.
 
     Attributes:
-        class_name: Name of the class without its Python module.
-        folder: The folder of its files, relative to the model directory.
-        settings: The content of its config.json.
+        class_name: Name of the class, without the path of its Python module.
+        folder: The folder with the files of the module, relative to the model directory.
+        settings: The content of the config.json in this folder.
     """
 
     class_name: str
@@ -60,15 +61,15 @@ class Module:
 
 @dataclass(frozen=True)
 class SentenceDirectory:
-    """The small files of a model directory or repository.
+    """The sentence-transformers files of a model, except the weights.
 
     Attributes:
-        source: The directory or repository, for messages.
-        fetch: Maps the name of a file to its local path, or to `None`.
-        modules: The modules in order. If one of them is a router, these are the modules of
-            documents.
-        query_modules: The modules of queries if there is a router, otherwise `None`.
-        default_route: The route of texts that are neither queries nor documents.
+        source: The directory or repository of the model.
+        fetch: Function that returns the local path of a file by its name, or `None` if it does not
+            exist.
+        modules: The modules in order. If there is a router, its modules for documents are included.
+        query_modules: As `modules`, with the router's modules for queries. `None` without a router.
+        default_route: "query" or "document". The modules for texts that are encoded without a task.
         settings: The content of ``config_sentence_transformers.json``.
         transformer: The settings of the transformer.
     """
@@ -83,7 +84,7 @@ class SentenceDirectory:
 
     @classmethod
     def read(cls, source: str, download: Mapping[str, Any]) -> SentenceDirectory:
-        """Reads the files.
+        """Reads the files of a model.
 
         Args:
             source: A directory or repository.
@@ -128,17 +129,28 @@ class SentenceDirectory:
             raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
     def module(self, class_path: str, folder: str) -> Module:
-        """Returns the module of a class path and a folder."""
+        """Reads the settings of a module.
+
+        Args:
+            class_path: The path of the class of the module.
+            folder: The folder of the module.
+        """
         class_name = class_path.rsplit(".", 1)[-1]
         is_transformer = class_name in TRANSFORMERS
         settings = {} if is_transformer else self.load(f"{folder}/config.json".lstrip("/"))
         return Module(class_name, folder, settings)
 
     def routes(self, folder: str) -> tuple[list[Module], list[Module], str]:
-        """Returns the modules of the document route and of the query route, and the default route.
+        """Reads a router.
+
+        Args:
+            folder: The folder of the router.
+
+        Returns:
+            The modules for documents, the modules for queries, and the name of the default route.
 
         Raises:
-            CheckpointError: The router has different routes.
+            CheckpointError: The routes are not "query" and "document", or a file is not valid.
         """
         prefix = f"{folder}/" if folder else ""
         config = self.load(f"{prefix}router_config.json") or self.load(f"{prefix}config.json")
@@ -163,7 +175,7 @@ class SentenceDirectory:
 
     @property
     def model_type(self) -> str:
-        """The model type, which is an element of ``KINDS`` or an unknown name."""
+        """The model type. It may be a name that is not in ``KINDS``."""
         model_type = self.settings.get("model_type")
         if model_type == "ColBERT":  # written by PyLate
             return "MultiVectorEncoder"
@@ -173,7 +185,7 @@ class SentenceDirectory:
         return "SparseEncoder" if is_sparse else "SentenceTransformer"
 
     def unsupported(self, module: Module, supported: Sequence[str]) -> CheckpointError:
-        """Returns the error for a module that the model type does not support."""
+        """Returns the error for a module that hfseq does not support in this model type."""
         return CheckpointError(
             f"modules.json of '{self.source}' has the unsupported module {module.class_name} "
             f"(supported by a {self.model_type}: {', '.join(supported)})"
@@ -189,13 +201,15 @@ class SentenceDirectory:
         paths = (self.fetch(f"{folder}/{name}".lstrip("/")) for name in names)
         path = next(filter(None, paths), None)
         if path is None:
-            raise CheckpointError(f"'{self.source}': {folder} has no {' or '.join(names)}")
+            raise CheckpointError(
+                f"'{self.source}': the folder '{folder}' of a module has no {' or '.join(names)}"
+            )
         tensors = files.open_file(path).tensors
         return path, {name: tensor.read(...) for name, tensor in tensors.items()}
 
 
 def write_json(folder: Path, contents: Mapping[str, Any]) -> None:
-    """Writes JSON files by their names in ``folder``."""
+    """Writes JSON files into ``folder``. The keys of ``contents`` are the names of the files."""
     for name, value in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, json.dumps(value, indent=2) + "\n")
@@ -207,9 +221,9 @@ def router_json(
     """Returns the content of router_config.json.
 
     Args:
-        routes: For each route, the folders of its modules and the paths of their classes. The
+        routes: For each route, maps the folders of its modules to the paths of their classes. The
             folder "" is the directory of the router itself.
-        default_route: The route of texts that are neither queries nor documents.
+        default_route: The name of the route for texts that are encoded without a task.
     """
     types = {folder: path for modules in routes.values() for folder, path in modules.items()}
     return {
@@ -236,12 +250,12 @@ def modules_json(class_paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def module_folder(index: int, class_path: str) -> str:
-    """Returns the folder of a module."""
+    """Returns the folder of a module from its position in the model and the path of its class."""
     return f"{index}_{class_path.rsplit('.', 1)[-1]}" if index else ""
 
 
 def version_entries(sentence_transformers: str) -> dict[str, str]:
-    """Returns the entry ``__version__`` of ``config_sentence_transformers.json``."""
+    """Returns the value of ``__version__`` in ``config_sentence_transformers.json``."""
     return {
         "sentence_transformers": sentence_transformers,
         "transformers": version("transformers"),

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from hfseq.modeling.base import FlaxModel
 
-#: Options of downloads that apply to the files of sentence-transformers and to the tokenizer.
+#: Options of ``from_pretrained`` that also apply to the sentence-transformers files and the
+#: tokenizer.
 DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
@@ -33,13 +34,14 @@ class RetrievalModel:
 
     A retrieval model combines a model, its tokenizer and a configuration. The subclasses are
     :class:`SentenceEncoder`, :class:`CrossEncoder`, :class:`SparseEncoder` and
-    :class:`MultiVectorEncoder`. ``RetrievalModel.from_pretrained`` returns an instance of the class
-    that was saved.
+    :class:`MultiVectorEncoder`. ``RetrievalModel.from_pretrained`` returns an instance of the
+    subclass for the type of the saved model.
 
     Args:
         model: The model.
-        tokenizer: Its tokenizer.
-        config: How texts are preprocessed and how outputs are converted to vectors or scores.
+        tokenizer: The tokenizer of the model.
+        config: Describes how texts are preprocessed and how outputs are converted to vectors or
+            scores.
     """
 
     config_class: ClassVar[type[RetrievalConfig]]
@@ -64,14 +66,15 @@ class RetrievalModel:
     def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
         """Loads a model from a directory or repository.
 
-        Called on a subclass such as :class:`CrossEncoder`, this method also loads models without
-        the files of sentence-transformers, with the defaults of sentence-transformers. Called on
-        :class:`RetrievalModel`, it returns an instance of the class that was saved.
+        If this method is called on :class:`RetrievalModel`, it returns an instance of the subclass
+        for the type of the saved model. If it is called on a subclass such as
+        :class:`CrossEncoder`, it also loads models without sentence-transformers files, with the
+        default settings of sentence-transformers.
 
         Args:
             name: The directory or repository.
-            **options: ``tokenizer``, a tokenizer to use instead of the saved one, and the options
-                of :meth:`FlaxPreTrainedModel.from_pretrained`.
+            **options: The options of :meth:`FlaxPreTrainedModel.from_pretrained`. In addition,
+                ``tokenizer`` is a tokenizer to use instead of the saved one.
 
         Raises:
             CheckpointError: The model has a different type, or files are missing or not valid.
@@ -90,8 +93,8 @@ class RetrievalModel:
                 raise CheckpointError(
                     f"'{source}' does not contain a retrieval model, because it has no "
                     "modules.json, which defines the pooling. To load it with default settings, "
-                    f"call from_pretrained of one of {names}. To compute vectors, "
-                    'pass the pooling: FlaxAutoModel.encode(..., pooling="mean"), or hfseq embed '
+                    f"call from_pretrained of one of {names}. To compute vectors with a certain "
+                    'pooling, call FlaxAutoModel.encode(..., pooling="mean"), or hfseq embed '
                     "--pooling mean"
                 )
             return cls.kinds[model_type]._load(directory, download, options)  # type: ignore[return-value]
@@ -120,7 +123,7 @@ class RetrievalModel:
 
     @classmethod
     def _build_static(cls, config: Any, directory: SentenceDirectory) -> Self:
-        """Returns an object whose model has no transformer."""
+        """Creates an instance for a model that has a static embedding instead of a transformer."""
         from transformers import PreTrainedTokenizerFast
 
         from hfseq.modeling.sentence.static_embedding import StaticModel
@@ -137,20 +140,20 @@ class RetrievalModel:
         config: RetrievalConfig,
         directory: SentenceDirectory,
     ) -> Self:
-        """Returns the object after its model and its tokenizer are loaded."""
+        """Creates an instance from a loaded model and its tokenizer."""
         model.sentence_config = config
         return cls(model, tokenizer, config)
 
     @classmethod
     def read_config(cls, directory: SentenceDirectory, options: dict[str, Any]) -> RetrievalConfig:
-        """Returns the settings of a model that is loaded as this class.
+        """Returns the settings with which this class loads a model.
 
         Args:
-            directory: The files of the model.
-            options: Options of ``from_pretrained``. Options of this class are removed.
+            directory: The sentence-transformers files of the model.
+            options: Options of ``from_pretrained``. Options that only this class reads are removed.
 
         Raises:
-            CheckpointError: The directory contains a model type that cannot be converted.
+            CheckpointError: The model has a type that this class cannot load.
         """
         model_type = saved_kind(directory)
         if directory.modules and model_type == cls.config_class.model_type:
@@ -164,7 +167,7 @@ class RetrievalModel:
 
     @classmethod
     def default_config(cls, config: Any) -> RetrievalConfig:
-        """Returns the settings of a model without the files of sentence-transformers."""
+        """Returns the default settings for a model without sentence-transformers files."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -185,8 +188,8 @@ class RetrievalModel:
             output = call(**model_inputs, params=params)
             if self.config.auto_class == "Model" and "last_hidden_state" not in output:
                 raise UsageError(
-                    f"{type(self.model).__name__} has a head: load the model with FlaxAutoModel to "
-                    "encode sentences"
+                    f"{type(self.model).__name__} returns no hidden states, because it has a head: "
+                    "load the model with FlaxAutoModel to encode sentences"
                 )
             return output
 
@@ -194,11 +197,11 @@ class RetrievalModel:
 
     @staticmethod
     def as_list(inputs: Any) -> tuple[Sequence[Any], bool]:
-        """Returns a list of inputs, and whether the argument was a single text."""
+        """Returns the inputs as a sequence, and whether they were a single text."""
         return ([inputs], True) if isinstance(inputs, str) else (inputs, False)
 
     def tokenize(self, texts: Sequence[Any], prompt: str, task: str | None) -> TokenizedTexts:
-        """Tokenizes texts. Token types are omitted if the model does not use them."""
+        """Tokenizes texts. The result has token types only if the model uses them."""
         tokens = self.config.tokenize(
             self.tokenizer, texts, limit=self.limit, prompt=prompt, task=task
         )
@@ -213,19 +216,19 @@ class RetrievalModel:
         show_progress_bar: bool,
         compute: Any,
     ) -> list[tuple[list[int], Any]]:
-        """Runs a function on batches of similar lengths.
+        """Runs a function on batches of texts with similar lengths.
 
-        The results are not fetched, so that the device computes while the next batch is prepared.
+        The results stay on the device, so that it computes while the next batch is prepared.
 
         Args:
             tokens: The tokens of all texts.
             batch_size: Maximum number of texts per batch.
             show_progress_bar: Whether to show a progress bar.
-            compute: A function of the inputs of a batch.
+            compute: The function, which receives the inputs of a batch.
 
         Returns:
-            For each batch, the numbers of its texts and the result. The result may have more rows
-            than there are texts.
+            For each batch, the indices of its texts and the result. The result may have more rows
+            than the batch has texts.
         """
         from tqdm import tqdm
 
@@ -239,7 +242,8 @@ class RetrievalModel:
                 width = text_width(len(tokens.ids[order[0]]), self.limit)
                 max_rows = rows_per_chunk(width, batch_size)
                 numbers, order = order[:max_rows], order[max_rows:]
-                # Padded to a power of 4 or to the maximum, so that few programs are compiled.
+                # The batch is padded to a power of 4 or to the maximum number of rows, so that few
+                # programs are compiled.
                 rows = min(max_rows, 4 ** math.ceil(math.log(len(numbers), 4)))
                 results.append((numbers, compute(tokens.batch(numbers, rows, width, pad))))
                 bar.update(len(numbers))
@@ -281,7 +285,7 @@ class TextEncoder(RetrievalModel):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """Encodes queries. The prompt "query" is the default.
+        """Encodes queries, by default with the prompt named "query".
 
         The arguments and the result are those of :meth:`encode`.
         """
@@ -298,10 +302,10 @@ class TextEncoder(RetrievalModel):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """Encodes documents. The prompt "document" is the default.
+        """Encodes documents, by default with the prompt named "document".
 
-        As in sentence-transformers, a model always has the prompt "document", which is empty by
-        default. If the document prompt has a different name, such as "passage", pass this name as
+        As in sentence-transformers, every model has a prompt with this name, which may be empty. If
+        the model's prompt for documents has a different name, such as "passage", pass this name as
         ``prompt_name``. The arguments and the result are those of :meth:`encode`.
         """
         if prompt is None and prompt_name is None:
@@ -316,15 +320,23 @@ class TextEncoder(RetrievalModel):
         return self.config.similarity_fn_name or self.config.default_similarity
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Returns the similarities of all pairs, `(len(embeddings1), len(embeddings2))`."""
+        """Returns the similarities of each of `embeddings1` to each of `embeddings2`.
+
+        Returns:
+            An array `(len(embeddings1), len(embeddings2))`.
+        """
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Returns the similarity of each pair of equal index, `(len(embeddings1),)`."""
+        """Returns the similarities of embeddings at the same index, `(len(embeddings1),)`."""
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def truncate(self, vectors: Any, truncate_dim: int | None) -> Any:
-        """Returns the leading features of vectors.
+        """Truncates vectors to their leading features.
+
+        Args:
+            vectors: The vectors.
+            truncate_dim: Number of features to keep. Default: the value in the settings, or all.
 
         Raises:
             UsageError: The vectors have fewer features.
@@ -335,7 +347,7 @@ class TextEncoder(RetrievalModel):
         features = vectors[0].shape[-1]
         if not 0 < size <= features:
             raise UsageError(
-                f"truncate_dim must be between 1 and the number of features {features}, not {size}"
+                f"truncate_dim must be between 1 and {features}, the number of features, not {size}"
             )
         if isinstance(vectors, list):
             return [vector[..., :size] for vector in vectors]
@@ -364,7 +376,7 @@ class TextEncoder(RetrievalModel):
 
 
 def saved_kind(directory: SentenceDirectory) -> str | None:
-    """Returns the model type in a directory, or `None` if its files do not name one."""
+    """Returns the model type of a directory, or `None` if its files do not determine one."""
     if directory.modules:
         return directory.model_type
     if not fetches_config(directory):
@@ -383,7 +395,7 @@ def fetches_config(directory: SentenceDirectory) -> bool:
 
 
 def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
-    """Returns the error for a directory with an unknown model type."""
+    """Returns the error for a directory whose `model_type` hfseq does not know."""
     return CheckpointError(
         f"'{directory.source}' has the unknown model_type '{directory.model_type}' (known: "
         f"{', '.join(KINDS)})"
@@ -391,7 +403,7 @@ def unknown_kind(directory: SentenceDirectory) -> CheckpointError:
 
 
 def _other_kind(directory: SentenceDirectory, cls: type[RetrievalModel]) -> CheckpointError:
-    """Returns the error for a directory whose model type differs from that of ``cls``."""
+    """Returns the error for a directory with a model type that ``cls`` cannot load."""
     if directory.model_type not in KINDS:
         return unknown_kind(directory)
     name = RetrievalModel.kinds[directory.model_type].__name__

@@ -16,7 +16,7 @@ from hfseq.checkpoints import files
 from hfseq.errors import CheckpointError, write_atomically
 from hfseq.modeling.sentence.directory import Module, SentenceDirectory
 
-#: Weights of a module by name. They may be traced.
+#: Weights of a module by name. They may be traced arrays.
 Weights = Mapping[str, Any]
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def torch_activation(name: str) -> str:
-    """Returns the path of an activation class in PyTorch, as sentence-transformers writes it."""
+    """Returns the path of a PyTorch activation class, which sentence-transformers stores."""
     return f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
 
 
@@ -41,10 +41,10 @@ class Dense:
     Attributes:
         kernel: Kernel, `(in_features, out_features)`.
         bias: Bias, `(out_features,)`, or `None`.
-        activation: Class name of the activation in PyTorch.
+        activation: Name of the PyTorch class of the activation function.
         use_residual: Whether the input is added to the output.
-        residual: A matrix `(in_features, out_features)` that projects the input before it is added,
-            if input and output have different sizes.
+        residual: Matrix by which the input is multiplied before it is added, `(in_features,
+            out_features)`. `None` if input and output have the same size.
     """
 
     kernel: np.ndarray
@@ -59,9 +59,9 @@ class Dense:
 
         Args:
             directory: The directory of the model.
-            module: The module.
-            features: The name that sentence-transformers uses for the required inputs and outputs
-                of the layer: "sentence_embedding" or "token_embeddings".
+            module: The entry of the layer in modules.json.
+            features: What the layer must transform, as sentence-transformers names it:
+                "sentence_embedding" or "token_embeddings".
 
         Raises:
             CheckpointError: The layer has no weights, or its settings are not supported.
@@ -71,12 +71,12 @@ class Dense:
         for key in ("module_input_name", "module_output_name"):
             if settings.get(key) not in (None, features):
                 raise CheckpointError(
-                    f"'{source}': {folder} has the unsupported {key} {settings[key]!r} (supported: "
-                    f"'{features}')"
+                    f"'{source}': the module in {folder} has the unsupported {key} "
+                    f"{settings[key]!r} (supported: '{features}')"
                 )
         if activation not in ACTIVATIONS:
             raise CheckpointError(
-                f"'{source}': {folder} has the unsupported activation {activation} "
+                f"'{source}': the module in {folder} has the unsupported activation {activation} "
                 f"(supported: {', '.join(ACTIVATIONS)})"
             )
         path, tensors = directory.tensors(folder)
@@ -92,7 +92,7 @@ class Dense:
     def random(
         cls, in_features: int, out_features: int, seed: int = 0, use_bias: bool = True
     ) -> Dense:
-        """Returns a layer without activation, initialized as PyTorch's `Linear`.
+        """Creates a layer without activation, with random weights as in PyTorch's `Linear`.
 
         Args:
             in_features: Number of input features.
@@ -112,11 +112,11 @@ class Dense:
         return {name: value for name, value in weights.items() if value is not None}
 
     def __call__(self, vectors: jax.Array, weights: Weights | None = None) -> jax.Array:
-        """Applies the layer to vectors `(..., in_features)`.
+        """Applies the layer to vectors.
 
         Args:
-            vectors: The vectors.
-            weights: Weights to use instead of the layer's own.
+            vectors: The vectors, `(..., in_features)`.
+            weights: Weights to use instead of those in the attributes.
         """
         weights = self.weights if weights is None else weights
         outputs = vectors @ weights["kernel"].astype(vectors.dtype)
@@ -130,7 +130,7 @@ class Dense:
         return outputs + vectors
 
     def write(self, folder: Path, features: str) -> None:
-        """Writes the layer into ``folder``. See :meth:`read` for ``features``."""
+        """Writes the layer into ``folder``. ``features`` is described in :meth:`read`."""
         settings: dict[str, Any] = {
             "in_features": self.kernel.shape[0],
             "out_features": self.kernel.shape[1],

@@ -1,7 +1,7 @@
 """Multi-vector encoders (ColBERT): one vector per token, compared by late interaction.
 
-Khattab and Zaharia, "ColBERT: Efficient and effective passage search via contextualized late
-interaction over BERT", 2020.
+Source: Khattab and Zaharia, "ColBERT: Efficient and effective passage search via contextualized
+late interaction over BERT", 2020.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The name of the vectors of tokens in sentence-transformers.
+#: The name that sentence-transformers gives to the vectors of tokens.
 FEATURES = "token_embeddings"
-#: Size of the projection that models without one receive.
+#: Size of token vectors for models without a projection, to which a random projection is added.
 DEFAULT_FEATURES = 128
 #: Settings that PyLate writes into config_sentence_transformers.json.
 PYLATE_SETTINGS = (
@@ -54,15 +54,14 @@ PYLATE_SETTINGS = (
 
 @dataclass(frozen=True)
 class QueryExpansion:
-    """Pads queries with mask tokens, which are scored like the tokens of the query.
+    """Pads queries with tokens that are scored like the other tokens of the query.
 
     Attributes:
-        length: Number of tokens. With "fixed", all queries have this length. With "min", shorter
-            queries are padded to this length.
-        strategy: "fixed" or "min".
-        attend: Whether the tokens of the query attend to the additional tokens.
-        token: The additional token. The default is the mask token, or the EOS token of tokenizers
-            without one.
+        length: Number of tokens to which queries are padded.
+        strategy: "fixed" also truncates longer queries to `length` tokens. "min" does not.
+        attend: Whether the other tokens attend to the added tokens.
+        token: The added token. Default: the mask token, or the EOS token if the tokenizer has no
+            mask token.
     """
 
     length: int = 32
@@ -75,10 +74,10 @@ class QueryExpansion:
             raise UsageError(f"unknown strategy {self.strategy!r} (known: fixed, min)")
 
     def token_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Returns the ID of the additional token.
+        """Returns the ID of the added token.
 
         Raises:
-            UsageError: The tokenizer has no such token.
+            UsageError: The tokenizer has neither a mask token nor an EOS token.
         """
         candidates: list[Any] = [tokenizer.mask_token_id, tokenizer.eos_token_id]
         if self.token is not None:
@@ -103,10 +102,10 @@ class MultiVectorConfig(RetrievalConfig):
         normalize: Whether to scale the vectors to length 1.
         query_length: Maximum number of tokens of queries.
         document_length: Maximum number of tokens of documents.
-        query_expansion: How queries are extended, or `None`.
+        query_expansion: How queries are padded with scored tokens, or `None`.
         skiplist_words: Tokens that are not scored, such as punctuation.
-        skiplist_tasks: The tasks to which ``skiplist_words`` applies. Texts without a task count as
-            documents.
+        skiplist_tasks: The tasks, "query" or "document", in which ``skiplist_words`` are not
+            scored. Texts that are encoded without a task count as documents.
         keep_only_token_ids: If set, only these tokens of documents are scored.
     """
 
@@ -118,7 +117,7 @@ class MultiVectorConfig(RetrievalConfig):
     skiplist_words: tuple[str, ...] = ()
     skiplist_tasks: tuple[str, ...] = ("document",)
     keep_only_token_ids: tuple[int, ...] | None = None
-    #: Markers that the tokenizer must treat as one token.
+    #: Markers that the tokenizer must not split into several tokens.
     markers: tuple[str, ...] = field(default=(), compare=False)
 
     model_type: ClassVar[str] = "MultiVectorEncoder"
@@ -129,7 +128,7 @@ class MultiVectorConfig(RetrievalConfig):
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> MultiVectorConfig:
-        """Returns the settings in a directory of sentence-transformers or PyLate."""
+        """Reads the settings from a directory that sentence-transformers or PyLate wrote."""
         values: dict[str, Any] = {"dense": (), "normalize": False, **_shared_values(directory)}
         supported = ("Transformer", "Dense", "MultiVectorMask", "Normalize", "Dropout")
         for number, module in enumerate(directory.modules):
@@ -144,7 +143,7 @@ class MultiVectorConfig(RetrievalConfig):
             elif number and module.class_name != "Dropout":
                 raise directory.unsupported(module, supported)
         if directory.settings.get("model_type") == "ColBERT":
-            # PyLate lists neither the mask nor the normalization.
+            # In PyLate's format, the mask and the normalization are not entries of modules.json.
             words = directory.settings.get("skiplist_words")
             values["skiplist_words"] = tuple(string.punctuation if words is None else words)
             values["normalize"] = True
@@ -152,7 +151,7 @@ class MultiVectorConfig(RetrievalConfig):
 
     @classmethod
     def from_stanford(cls, directory: SentenceDirectory) -> MultiVectorConfig:
-        """Returns the settings in a directory of Stanford's ColBERT."""
+        """Reads the settings from a directory that Stanford's ColBERT package wrote."""
         metadata = directory.load("artifact.metadata")
         if not metadata:
             logger.warning(
@@ -183,7 +182,10 @@ class MultiVectorConfig(RetrievalConfig):
         )
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes the files in the format of sentence-transformers 6, which introduced this type."""
+        """Writes the files in the format of sentence-transformers 6.
+
+        Older versions do not support multi-vector encoders.
+        """
         classes = ["base.modules.transformer.Transformer"]
         classes += ["base.modules.dense.Dense"] * len(self.dense)
         classes.append("multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask")
@@ -231,9 +233,9 @@ class MultiVectorConfig(RetrievalConfig):
     # -- tokens
 
     def register_markers(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes the tokenizer treat each marker of an existing model as one token.
+        """Makes the tokenizer encode each marker in ``markers`` as a single token.
 
-        Markers that are not in the vocabulary remain ordinary text.
+        Markers that are not in the vocabulary are still tokenized like other text.
         """
         vocabulary = tokenizer.get_vocab()
         for marker in self.markers:
@@ -255,9 +257,9 @@ class MultiVectorConfig(RetrievalConfig):
         prompt: str = "",
         task: str | None = None,
     ) -> TokenizedTexts:
-        """Tokenizes texts, extends queries, and marks the tokens that are scored.
+        """Tokenizes texts, expands queries, and marks the tokens that are scored.
 
-        See :meth:`RetrievalConfig.tokenize`.
+        The arguments are those of :meth:`RetrievalConfig.tokenize`.
         """
         length = {"query": self.query_length, "document": self.document_length}.get(task or "")
         expansion = self.query_expansion if task == "query" else None
@@ -268,8 +270,8 @@ class MultiVectorConfig(RetrievalConfig):
                 length = max(length, expansion.length)
             if expansion.length > limit:
                 raise UsageError(
-                    f"query_expansion extends queries to {expansion.length} tokens, but the limit "
-                    f"of the model is {limit} tokens"
+                    f"query_expansion pads queries to {expansion.length} tokens, but the model "
+                    f"supports at most {limit} tokens"
                 )
         limit = min(limit, length or limit)
         tokens = tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
@@ -285,7 +287,10 @@ class MultiVectorConfig(RetrievalConfig):
         return tokens
 
     def _skipped_ids(self, tokenizer: PreTrainedTokenizerBase, task: str | None) -> set[int]:
-        """Returns the IDs of the words that are not scored. Words of several tokens are ignored."""
+        """Returns the IDs of the tokens in ``skiplist_words`` that are not scored in a task.
+
+        Words that are not a single token of the vocabulary are ignored.
+        """
         if not self.skiplist_words or (task or "document") not in self.skiplist_tasks:
             return set()
         ids: Any = tokenizer.convert_tokens_to_ids(list(self.skiplist_words))
@@ -301,7 +306,7 @@ class MultiVectorConfig(RetrievalConfig):
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the dense layers."""
+        """The weights of the dense layers, by module and name."""
         return {f"dense_{number}": dense.weights for number, dense in enumerate(self.dense)}
 
     def replace_weights(self, weights: ModuleWeights) -> MultiVectorConfig:
@@ -309,11 +314,11 @@ class MultiVectorConfig(RetrievalConfig):
         return replace(self, dense=replace_dense(self.dense, weights))
 
     def __call__(self, hidden: jax.Array, weights: ModuleWeights | None = None) -> jax.Array:
-        """Converts hidden states `(batch, tokens, features)` to float32 token vectors.
+        """Converts hidden states to float32 token vectors.
 
         Args:
-            hidden: The last hidden states.
-            weights: Weights of the dense layers, instead of their own.
+            hidden: The last hidden states, `(batch, tokens, features)`.
+            weights: Weights to use instead of those in the settings.
         """
         vectors = apply_dense(self.dense, hidden, weights).astype(jnp.float32)
         return l2_normalize(vectors) if self.normalize else vectors
@@ -327,14 +332,14 @@ class MultiVectorConfig(RetrievalConfig):
     ) -> tuple[jax.Array, jax.Array]:
         """Computes the token vectors of a batch and the mask of the scored tokens.
 
-        See :meth:`RetrievalConfig.embed`.
+        The arguments are those of :meth:`RetrievalConfig.embed`.
         """
         model_inputs, mask = split_inputs(inputs)
         return self(run(**model_inputs).last_hidden_state, weights), mask
 
 
 def _expand(tokens: TokenizedTexts, expansion: QueryExpansion, token_id: int) -> None:
-    """Extends queries to the length of an expansion."""
+    """Pads the tokens of queries as a `QueryExpansion` describes."""
     lengths = [len(ids) for ids in tokens.ids]
     scored = tokens.scored or [[True] * length for length in lengths]
     added = [max(expansion.length - length, 0) for length in lengths]
@@ -345,7 +350,7 @@ def _expand(tokens: TokenizedTexts, expansion: QueryExpansion, token_id: int) ->
 
 
 def _mask_values(module: Module) -> dict[str, Any]:
-    """Returns the settings of a MultiVectorMask module."""
+    """Reads the settings of the tokens to score from a MultiVectorMask module."""
     settings = module.settings
     tasks = settings.get("skiplist_tasks") or ["document"]
     kept_ids = settings.get("keep_only_token_ids")
@@ -357,11 +362,14 @@ def _mask_values(module: Module) -> dict[str, Any]:
 
 
 def _shared_values(directory: SentenceDirectory) -> dict[str, Any]:
-    """Returns prompts, lengths and query expansion in the formats of version 6 and of PyLate."""
+    """Reads prompts, lengths and query expansion.
+
+    They are read from the files of sentence-transformers 6 or PyLate.
+    """
     values = RetrievalConfig.shared_values(directory)
     settings, transformer = directory.settings, directory.transformer
     if values["similarity_fn_name"] not in MultiVectorConfig.similarities:
-        values["similarity_fn_name"] = None  # PyLate writes "cosine"
+        values["similarity_fn_name"] = None  # PyLate writes "cosine", although it computes MaxSim
     for name in ("query_length", "document_length"):
         values[name] = transformer.get(name, settings.get(name))
     prompts, markers = dict(values["prompts"]), []
@@ -396,7 +404,9 @@ def _shared_values(directory: SentenceDirectory) -> dict[str, Any]:
 
 
 class MultiVectorEncoder(TextEncoder):
-    """A multi-vector encoder: a model, its tokenizer and a :class:`MultiVectorConfig`.
+    """A multi-vector encoder, which computes one vector per token.
+
+    It consists of a model, its tokenizer and a :class:`MultiVectorConfig`.
 
     Example:
         >>> model = hfseq.MultiVectorEncoder.from_pretrained("colbert-ir/colbertv2.0")
@@ -412,9 +422,10 @@ class MultiVectorEncoder(TextEncoder):
     def read_config(
         cls, directory: SentenceDirectory, options: dict[str, Any]
     ) -> MultiVectorConfig:
-        """Returns the settings of a multi-vector encoder, of Stanford's ColBERT or of a bi-encoder.
+        """Returns the settings of a multi-vector encoder, also for models of other types.
 
-        The pooling of a bi-encoder is dropped, and its dense layers are applied to tokens.
+        A model of Stanford's ColBERT package is converted. For a bi-encoder, the pooling is
+        ignored, and the dense layers are applied to the vectors of tokens.
         """
         if not directory.modules:
             architectures = directory.load("config.json").get("architectures") or []
@@ -430,7 +441,7 @@ class MultiVectorEncoder(TextEncoder):
 
     @classmethod
     def default_config(cls, config: Any) -> MultiVectorConfig:
-        """Returns the settings of a model without sentence-transformers' files."""
+        """Returns the default settings for a model without sentence-transformers files."""
         return MultiVectorConfig()
 
     @classmethod
@@ -441,13 +452,17 @@ class MultiVectorEncoder(TextEncoder):
         config: RetrievalConfig,
         directory: SentenceDirectory,
     ) -> MultiVectorEncoder:
-        """Adds a random projection to a model without one, and registers the markers."""
+        """Creates the encoder from a loaded model and tokenizer.
+
+        A random projection is added to a model without a projection, and the markers are registered
+        with the tokenizer.
+        """
         assert isinstance(config, MultiVectorConfig)
         if not config.dense and directory.model_type != cls.config_class.model_type:
             config = replace(config, dense=(random_projection(model.text_config.hidden_size),))
             logger.warning(
-                "'%s' has no projection of its token vectors: a random projection to %d features "
-                "was added, which must be trained",
+                "'%s' has no projection of its token vectors. A random projection to %d features "
+                "was added, so the model must be trained",
                 *(directory.source, DEFAULT_FEATURES),
             )
         config.register_markers(tokenizer)
@@ -470,20 +485,21 @@ class MultiVectorEncoder(TextEncoder):
         """Computes the token vectors of texts, as sentence-transformers does.
 
         Args:
-            sentences: One text or several.
+            sentences: A text or a sequence of texts.
             prompt_name: Name of a stored prompt to prepend to each text.
             prompt: A prompt to prepend to each text.
             batch_size: Maximum number of texts per batch.
             show_progress_bar: Whether to show a progress bar.
-            precision: "float32", "int8", "uint8", "binary" or "ubinary". All texts share the ranges
-                of "int8" and "uint8".
+            precision: "float32", "int8", "uint8", "binary" or "ubinary". For "int8" and "uint8",
+                the ranges of features are computed over all texts.
             normalize_embeddings: Whether to scale the vectors to length 1.
             truncate_dim: Number of leading features to keep.
             task: "query" for queries. Other texts are encoded as documents.
-            params: Parameters to use instead of the model's own.
+            params: Parameters to use instead of those of the model.
 
         Returns:
-            For each text, an array `(scored tokens, features)`. For a single text, one array.
+            A list with an array `(scored tokens, features)` per text. For a single text, the array
+            itself.
 
         Raises:
             UsageError: An argument is not valid.
@@ -515,7 +531,7 @@ class MultiVectorEncoder(TextEncoder):
 
 
 def random_projection(features: int, size: int = DEFAULT_FEATURES, seed: int = 0) -> Dense:
-    """Returns a dense layer without bias, initialized like PyTorch's `Linear`.
+    """Creates a dense layer without bias, with random weights as in PyTorch's `Linear`.
 
     Args:
         features: Number of features of the hidden states.

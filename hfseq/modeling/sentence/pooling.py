@@ -1,4 +1,4 @@
-"""Pooling of token vectors, and other operations on vectors in a model."""
+"""Pooling and normalization of vectors in JAX."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-#: Pooling modes and their keys in old files. If an old file has several modes, their results are
-#: concatenated in this order.
+#: The key of each pooling mode in files of sentence-transformers before version 6. If such a file
+#: enables several modes, their results are concatenated in this order.
 POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -20,14 +20,16 @@ POOLING_MODES = {
 
 
 def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
-    """Pools hidden states over the tokens of each sentence.
+    """Pools hidden states over the tokens of each text.
+
+    As in sentence-transformers, the result for a row without pooled tokens depends on the mode: it
+    is minus infinity for ``max``, the first token for ``cls``, and 0 for the others.
 
     Args:
         hidden: Hidden states, `(batch, tokens, features)`.
-        mask: Mask of the pooled tokens, `(batch, tokens)`. Padding must be on the right. The tokens
-            of a prompt may be masked too. If all tokens of a row are masked, ``max`` returns minus
-            infinity, ``cls`` the first token, and the other modes 0, as in sentence-transformers.
-        modes: Keys of ``POOLING_MODES``. Their results are concatenated.
+        mask: Mask of the tokens to pool, `(batch, tokens)`. Padding must be on the right. The
+            tokens of a prompt can be excluded too.
+        modes: Keys of ``POOLING_MODES``. The results of several modes are concatenated.
 
     Returns:
         Float32 vectors, `(batch, number of modes * features)`.
@@ -45,7 +47,7 @@ def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
             pooled.append(_take_token(hidden * weights, last))
         else:
             mode_weights = weights
-            if mode == "weightedmean":  # later tokens have larger weights
+            if mode == "weightedmean":  # the weight of a token grows with its position
                 mode_weights = weights * jnp.arange(1, hidden.shape[1] + 1)[:, None]
             count = jnp.maximum(mode_weights.sum(axis=1), 1e-9)
             divisor = jnp.sqrt(count) if mode == "mean_sqrt_len" else count
@@ -59,6 +61,6 @@ def _take_token(hidden: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def l2_normalize(vectors: jax.Array) -> jax.Array:
-    """Scales vectors to length 1. Zero vectors stay zero, and have finite gradients."""
+    """Scales vectors to length 1. Zero vectors stay zero, and their gradients are finite."""
     squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
     return vectors / jnp.sqrt(jnp.maximum(squares, 1e-24))

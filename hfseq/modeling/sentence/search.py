@@ -1,6 +1,6 @@
-"""Exact search for the documents with the highest similarities, by matrix products.
+"""Exact search for the documents with the largest similarities to queries.
 
-Documents with the same similarity keep their order, on any number of devices.
+Documents with the same similarity are returned in their original order, on any number of devices.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def search(
         k: Number of documents per query.
 
     Returns:
-        The similarities, float32, and the indices of the documents, int64, both
-            `(queries, min(k, documents))`, sorted by decreasing similarity.
+        The similarities, float32, and the indices of the documents, int64. Both are `(queries,
+        min(k, documents))` and sorted by decreasing similarity.
 
     Raises:
         UsageError: ``k`` is not positive, or a similarity is not a number.
     """
     if k < 1:
-        raise UsageError(f"the number of documents must be at least 1, not {k}")
+        raise UsageError(f"the number of documents per query, k, must be at least 1, not {k}")
     name = model.similarity_fn_name
     if name in ("cosine", "dot") and isinstance(documents, np.ndarray):
         queries, documents = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
@@ -52,7 +52,8 @@ def search(
         scores, indices = _search_blocks(model, queries, documents, k)
     if np.isnan(scores).any():
         raise UsageError(
-            "similarities are not numbers (NaN): the model computes vectors that are not finite"
+            "some similarities are not numbers (NaN), because the model computes vectors that are "
+            "not finite"
         )
     return scores, indices
 
@@ -64,7 +65,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _search_blocks(
     model: TextEncoder, queries: Any, documents: Any, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches with the similarity function of the model, for sparse and token vectors."""
+    """Searches with the similarity function of the model, one block of queries at a time."""
     count = queries.shape[0] if hasattr(queries, "shape") else len(queries)
     parts = []
     for start in range(0, count, QUERY_BLOCK):
@@ -80,7 +81,10 @@ def _search_blocks(
 def _search_dense(
     queries: np.ndarray, documents: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches by dot products. The documents are divided among the devices of the process."""
+    """Searches dense vectors by their dot products.
+
+    The documents are divided among the local devices.
+    """
     devices = jax.local_devices()
     k = min(k, len(documents))
     if not len(queries) or not k:
@@ -104,7 +108,7 @@ def _search_dense(
             parts.append([np.asarray(part)[: len(queries) - first] for part in found])
         scores, indices = (np.concatenate(part) for part in zip(*parts, strict=True))
         indices = indices.astype(np.int64) + start
-        if best is not None:  # earlier documents come first if similarities are equal
+        if best is not None:  # the stable sort keeps the order of equally similar documents
             scores = np.concatenate([best[0], scores], axis=1)
             indices = np.concatenate([best[1], indices], axis=1)
             order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -119,18 +123,22 @@ def _search_dense(
 def _top(
     queries: jax.Array, documents: jax.Array, count: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the best documents of a block.
+    """Finds the most similar documents of each query in a block of documents.
 
     Args:
-        queries: `(queries, features)`.
-        documents: `(devices, documents per device, features)`.
+        queries: The vectors of the queries, `(queries, features)`.
+        documents: The vectors of the documents, `(devices, documents per device, features)`.
         count: Number of documents without padding.
         k: Number of documents per query.
+
+    Returns:
+        The similarities and the indices in the block, `(queries, min(k, documents))`.
     """
     devices, per_device, _ = documents.shape
     scores = jnp.einsum("qd,snd->sqn", queries, documents, precision=jax.lax.Precision.HIGHEST)
     positions = jnp.arange(devices)[:, None] * per_device + jnp.arange(per_device)
-    # Padding must not be preferred to a document whose similarity is NaN or minus infinity.
+    # The similarity of padding is set to minus infinity. Padding follows all documents, so it is
+    # not preferred to a document with the same value.
     scores = jnp.where((positions < count)[:, None], scores, -jnp.inf)
     # Each device selects its own best documents.
     values, indices = jax.lax.top_k(scores, min(k, per_device))

@@ -1,7 +1,7 @@
-"""Similarity of vectors, MaxSim of token vectors, and quantized vectors, in NumPy.
+"""Similarities of vectors, MaxSim scores of token vectors, and quantization, in NumPy.
 
-All functions accept arrays with one vector per row. Sparse vectors may be SciPy arrays, which
-support "cosine" and "dot".
+The functions accept arrays with one vector per row. Sparse vectors can also be sparse SciPy arrays,
+for which only the similarity functions "cosine" and "dot" are supported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
 def _rows(vectors: Vectors) -> Any:
-    """Returns vectors as float32 rows. Sparse arrays are returned unchanged."""
+    """Converts vectors to float32 rows. Sparse arrays are returned unchanged."""
     if hasattr(vectors, "tocsr"):
         return vectors
     return np.atleast_2d(np.asarray(vectors, np.float32))
@@ -54,17 +54,21 @@ def cosine_similarity(a: Vectors, b: Vectors) -> np.ndarray:
 
 
 def euclidean_similarity(a: Vectors, b: Vectors) -> np.ndarray:
-    """Returns the negative Euclidean distances of all rows, `(len(a), len(b))`."""
+    """Returns the negative Euclidean distances of rows of `a` and `b`, `(len(a), len(b))`."""
     return -_distances(a, b, lambda difference: np.sqrt(np.square(difference).sum(axis=-1)))
 
 
 def manhattan_similarity(a: Vectors, b: Vectors) -> np.ndarray:
-    """Returns the negative Manhattan distances of all rows, `(len(a), len(b))`."""
+    """Returns the negative Manhattan distances of rows of `a` and `b`, `(len(a), len(b))`."""
     return -_distances(a, b, lambda difference: np.abs(difference).sum(axis=-1))
 
 
 def _distances(a: Vectors, b: Vectors, distance: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Computes distances row by row, so that memory does not grow with the product of the sizes."""
+    """Computes the distances of each row of `a` to all rows of `b`.
+
+    The rows of `a` are processed one at a time, so that memory is only needed for the differences
+    of one row.
+    """
     rows, other_rows = _rows(a), _rows(b)
     return (
         np.stack([distance(row - other_rows) for row in rows])
@@ -105,7 +109,7 @@ def similarity(name: str, a: Vectors, b: Vectors) -> np.ndarray:
 
 
 def pairwise_similarity(name: str, a: Vectors, b: Vectors) -> np.ndarray:
-    """Returns the similarity of each row of `a` and the same row of `b`, `(len(a),)`.
+    """Returns the similarity of each row of `a` to the row of `b` at the same index, `(len(a),)`.
 
     The arguments are those of :func:`similarity`.
 
@@ -117,7 +121,10 @@ def pairwise_similarity(name: str, a: Vectors, b: Vectors) -> np.ndarray:
     rows, other_rows = convert(a), convert(b)
     count, other_count = (len(v) if is_tokens else v.shape[0] for v in (rows, other_rows))
     if count != other_count:
-        raise UsageError(f"pairwise similarity of {count} and {other_count} vectors")
+        raise UsageError(
+            f"pairwise similarity requires the same number of vectors, not {count} and "
+            f"{other_count}"
+        )
     if is_tokens:
         pairs = zip(rows, other_rows, strict=True)
         scores = [maxsim([x], [y], mean=name == "meanmaxsim")[0, 0] for x, y in pairs]
@@ -154,21 +161,21 @@ def _check(name: str, a: Any, b: Any) -> None:
 
 
 def _token_list(vectors: Any) -> list[np.ndarray]:
-    """Returns a list with the token vectors of each text."""
+    """Converts token vectors to a list with one float32 array per text."""
     if isinstance(vectors, np.ndarray) and vectors.ndim == 2:
         return [vectors]
     return [np.asarray(item, np.float32) for item in vectors]
 
 
 def maxsim(queries: Vectors, documents: Vectors, *, mean: bool = False) -> np.ndarray:
-    """Returns the late-interaction scores of queries and documents (Khattab and Zaharia, 2020).
+    """Returns the MaxSim scores of queries and documents (Khattab and Zaharia, 2020).
 
-    The score is the sum over the tokens of the query of their largest dot product with a token of
-    the document.
+    For each token of the query, the largest dot product with a token of the document is taken. The
+    score is the sum of these over the tokens of the query.
 
     Args:
         queries: The token vectors of each query, `(tokens, features)`.
-        documents: The token vectors of each document.
+        documents: The token vectors of each document, `(tokens, features)`.
         mean: Whether to divide the score by the number of tokens of the query.
 
     Returns:
@@ -187,7 +194,8 @@ def maxsim(queries: Vectors, documents: Vectors, *, mean: bool = False) -> np.nd
             scores[:, number] = NO_TOKENS
             continue
         best = (query_tokens @ tokens.T).max(axis=1)
-        # reduceat needs nonempty segments: a query without tokens has the score 0.
+        # reduceat does not support empty segments, so queries without tokens are skipped. Their
+        # score is 0.
         if has_tokens.any():
             scores[has_tokens, number] = np.add.reduceat(best, starts[has_tokens])
     if mean:
@@ -209,11 +217,12 @@ def quantize(
 
     Args:
         vectors: Float vectors, `(texts, features)`.
-        precision: "float32". "int8" or "uint8": 256 levels between the smallest and the largest
-            value of each feature. "binary" or "ubinary": one bit per feature, which is set for
-            positive values. Eight features are packed into an int8 or uint8.
-        ranges: The smallest and the largest value of each feature, `(2, features)`.
-        calibration: Vectors from which the ranges are computed, instead of ``vectors``.
+        precision: "float32" does not quantize. "int8" and "uint8" divide the range of each feature
+            into 256 levels. "binary" and "ubinary" store one bit per feature, which is set for
+            positive values, and pack eight features into an int8 or uint8.
+        ranges: The smallest and the largest value of each feature, `(2, features)`. Default: they
+            are computed from ``calibration``.
+        calibration: Vectors from which the ranges are computed. Default: ``vectors``.
 
     Raises:
         UsageError: The precision is unknown, or ranges cannot be computed from a single vector.
@@ -232,8 +241,8 @@ def quantize(
         samples = vectors if calibration is None else calibration
         if len(samples) < 2:
             raise UsageError(
-                f"precision {precision!r} requires at least two vectors, or ranges: it divides the "
-                "range of each feature into 256 levels"
+                f"precision {precision!r} divides the range of each feature into 256 levels, so it "
+                "requires at least two vectors, or ranges"
             )
         ranges = np.stack([np.min(samples, axis=0), np.max(samples, axis=0)])
     low, high = np.asarray(ranges, np.float32)

@@ -1,6 +1,6 @@
-"""Sparse encoders: one weight per vocabulary entry and text (SPLADE), or per latent feature (CSR).
+"""Sparse encoders: a text has one weight per vocabulary entry (SPLADE) or latent feature (CSR).
 
-Formal et al., "SPLADE: Sparse lexical and expansion model for first stage ranking", 2021.
+Source: Formal et al., "SPLADE: Sparse lexical and expansion model for first stage ranking", 2021.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("max", "sum")
 ACTIVATIONS = ("relu", "log1p_relu")
-#: Folders of the modules of a model with a static query encoder. The transformer is in the
-#: directory itself, so that Transformers and the training find it.
+#: Folders of the query encoder and of the pooling, for a model with a static query encoder. The
+#: transformer is in the model directory itself, so that Transformers and hfseq's training find it.
 QUERY_FOLDER, POOLING_FOLDER = "query_0_SparseStaticEmbedding", "document_1_SpladePooling"
 
 
 @dataclass(frozen=True)
 class StaticQueryEncoder:
-    """Encodes queries without a model: each token has a fixed weight, such as its IDF.
+    """Encodes queries without a transformer.
+
+    The weight of a token is the same in all queries, such as its inverse document frequency.
 
     Attributes:
         weight: The weight of each vocabulary entry, `(vocab_size,)`.
-        tokenizer: The tokenizer of queries.
-        frozen: Whether training keeps the weights.
+        tokenizer: The tokenizer for queries.
+        frozen: Whether the weights are excluded from training.
     """
 
     weight: np.ndarray
@@ -64,7 +66,7 @@ class StaticQueryEncoder:
         """Reads the encoder from a directory.
 
         Raises:
-            CheckpointError: The weights are missing.
+            CheckpointError: The file or the tensor with the weights is missing.
         """
         from transformers import AutoTokenizer
 
@@ -76,14 +78,19 @@ class StaticQueryEncoder:
             name = Path(str(weights_path)).name
             path = directory.fetch(f"{module.folder}/{name}") or directory.fetch(name)
             if path is None:
-                raise CheckpointError(f"'{directory.source}': {module.folder} has no {name}")
+                raise CheckpointError(
+                    f"'{directory.source}': neither the folder {module.folder} nor the model "
+                    f"directory contains {name}, the file with the weights of tokens"
+                )
             entries = json.loads(Path(path).read_text(encoding="utf-8"))
             weight = np.zeros(len(tokenizer.get_vocab()), np.float32)
             weight[tokenizer.convert_tokens_to_ids(list(entries))] = list(entries.values())
         else:
             path, tensors = directory.tensors(module.folder)
             if "weight" not in tensors:
-                raise CheckpointError(f"{path} has no tensor 'weight'")
+                raise CheckpointError(
+                    f"{path} has no tensor 'weight', the weights of a SparseStaticEmbedding"
+                )
             weight = np.asarray(tensors["weight"], np.float32)
         return cls(weight, tokenizer, bool(settings.get("frozen")))
 
@@ -94,8 +101,8 @@ class StaticQueryEncoder:
 
         Args:
             input_ids: Token IDs without special tokens, `(batch, tokens)`.
-            mask: Mask of the tokens.
-            weight: Weights to use instead of the encoder's own.
+            mask: Mask of the tokens that are not padding, `(batch, tokens)`.
+            weight: Weights to use instead of those in the attribute.
         """
         weight = jnp.asarray(self.weight) if weight is None else weight
         rows = jnp.arange(len(input_ids))[:, None]
@@ -116,13 +123,14 @@ class SparseConfig(RetrievalConfig):
 
     Attributes:
         pooling_strategy: "max" or "sum" over the tokens.
-        activation_function: "relu" for log(1 + relu(logit)), or "log1p_relu", which applies the
-            logarithm twice.
-        max_active_dims: Number of largest weights that are kept by default.
-        query_encoder: A static encoder of queries, or `None` to encode queries as documents.
-        bi_encoder: How dense vectors are computed, if an autoencoder makes them sparse (CSR). The
-            other attributes that describe a masked language model then have no effect.
-        auto_encoder: The autoencoder.
+        activation_function: "relu" computes a weight as log(1 + relu(logit)). "log1p_relu" applies
+            x -> log(1 + x) to this result once more.
+        max_active_dims: Number of largest weights to keep by default.
+        query_encoder: A static encoder for queries, or `None` to encode queries like documents.
+        bi_encoder: For models with an autoencoder (CSR), describes how the dense vectors are
+            computed. The attributes above, except `max_active_dims`, then have no effect.
+        auto_encoder: The autoencoder, which converts the dense vectors to sparse vectors, or
+            `None`.
     """
 
     pooling_strategy: str = "max"
@@ -144,12 +152,12 @@ class SparseConfig(RetrievalConfig):
 
     @property
     def auto_class(self) -> str | None:  # type: ignore[override]
-        """Suffix of the model class."""
+        """Suffix of the class that loads the model, or `None` if there is no transformer."""
         return "ForMaskedLM" if self.bi_encoder is None else self.bi_encoder.auto_class
 
     @classmethod
     def from_directory(cls, directory: SentenceDirectory) -> SparseConfig:
-        """Returns the settings in a directory that contains a sparse encoder."""
+        """Reads the settings from a directory that contains a sparse encoder."""
         supported = (
             *("Transformer", "MLMTransformer", "SpladePooling", "Router"),
             "SparseAutoEncoder after the modules of a bi-encoder",
@@ -197,7 +205,8 @@ class SparseConfig(RetrievalConfig):
     def write(self, folder: Path, model: Any) -> None:
         """Writes the files in the format of sentence-transformers 5, which version 6 also reads.
 
-        A model with a static query encoder consists of two routes.
+        A model with a static query encoder is written as a router with separate modules for queries
+        and documents.
         """
         module = "sparse_encoder.models."
         settings = self.written_settings()
@@ -242,14 +251,18 @@ class SparseConfig(RetrievalConfig):
 
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of the static query encoder, unless they are frozen, or of all modules."""
+        """The weights of the modules after the encoder, by module and name.
+
+        For a model with an autoencoder, they include those of the bi-encoder's modules. Otherwise,
+        they are the weights of the static query encoder, unless they are frozen.
+        """
         if self.bi_encoder is not None and self.auto_encoder is not None:
             return self.bi_encoder.module_weights | {"auto_encoder": self.auto_encoder.weights}
         encoder = self.query_encoder
         return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
 
     def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
-        """Returns these settings with other weights of the static query encoder."""
+        """Returns a copy of these settings with new weights for the modules."""
         if self.bi_encoder is not None and self.auto_encoder is not None:
             return replace(
                 self,
@@ -269,9 +282,9 @@ class SparseConfig(RetrievalConfig):
         prompt: str = "",
         task: str | None = None,
     ) -> TokenizedTexts:
-        """Tokenizes texts. See :meth:`RetrievalConfig.tokenize`.
+        """Tokenizes texts, as :meth:`RetrievalConfig.tokenize` describes.
 
-        The tokens of a static query encoder do not include special tokens.
+        Queries for a static query encoder are tokenized without special tokens.
         """
         if self.bi_encoder is not None:
             return self.bi_encoder.tokenize(tokenizer, texts, limit=limit, prompt=prompt, task=task)
@@ -298,11 +311,11 @@ class SparseConfig(RetrievalConfig):
         weights: ModuleWeights | None = None,
         task: str | None = None,
     ) -> jax.Array:
-        """Computes the weights of a batch. See :meth:`RetrievalConfig.embed`.
+        """Computes the weights of a batch, as :meth:`RetrievalConfig.embed` describes.
 
-        The logits of all tokens are not stored, if the head of the model is applied with
-        :func:`hfseq.nn.vocabulary_logits`. With an autoencoder, the result contains all positive
-        latent features.
+        The logits of all tokens are not stored at once if the head of the model is applied with
+        :func:`hfseq.nn.vocabulary_logits`. For a model with an autoencoder, the result contains all
+        positive latent features, not only the largest ones.
         """
         if self.bi_encoder is not None and self.auto_encoder is not None:
             vectors = self.bi_encoder.embed(run, inputs, weights, task)
@@ -318,9 +331,10 @@ class SparseConfig(RetrievalConfig):
 
 
 class SparseEncoder(TextEncoder):
-    """A sparse encoder: a model, its tokenizer and a :class:`SparseConfig`.
+    """A sparse encoder, which computes one sparse vector per text.
 
-    The model is a masked language model (SPLADE), or an encoder with an autoencoder (CSR).
+    It consists of a model, its tokenizer and a :class:`SparseConfig`. The model is a masked
+    language model (SPLADE), or an encoder that is followed by an autoencoder (CSR).
 
     Example:
         >>> model = hfseq.SparseEncoder.from_pretrained("naver/splade-v3-distilbert")
@@ -333,11 +347,15 @@ class SparseEncoder(TextEncoder):
 
     @classmethod
     def default_config(cls, config: Any) -> SparseConfig:
-        """Returns the settings of a masked language model without sentence-transformers' files."""
+        """Returns the default settings for a masked language model.
+
+        They are used if the model has no sentence-transformers files.
+        """
         architectures = config.architectures or [""]
         if not architectures[0].endswith("ForMaskedLM"):
             raise CheckpointError(
-                f"a sparse encoder requires a masked language model, not {architectures[0]}"
+                "a sparse encoder requires a masked language model, but config.json names the "
+                f"class {architectures[0]}"
             )
         return SparseConfig()
 
@@ -357,19 +375,20 @@ class SparseEncoder(TextEncoder):
         """Computes the sparse vectors of texts, as sentence-transformers does.
 
         Args:
-            sentences: One text or several.
+            sentences: A text or a sequence of texts.
             prompt_name: Name of a stored prompt to prepend to each text.
             prompt: A prompt to prepend to each text.
             batch_size: Maximum number of texts per batch.
             show_progress_bar: Whether to show a progress bar.
-            convert_to_sparse_tensor: Whether to return a SciPy array instead of a dense array.
+            convert_to_sparse_tensor: Whether to return a sparse SciPy array instead of a dense
+                array.
             max_active_dims: Number of largest weights to keep per text.
             task: "query" selects the static query encoder, if the model has one.
-            params: Parameters to use instead of the model's own.
+            params: Parameters to use instead of those of the model.
 
         Returns:
-            Float32 weights, `(texts, vocab_size)`. For a single text, `(1, vocab_size)` or a dense
-            array `(vocab_size,)`.
+            Float32 weights, `(texts, vocab_size)`. For a single text, a sparse array has the shape
+            `(1, vocab_size)`, and a dense array has the shape `(vocab_size,)`.
 
         Raises:
             UsageError: An argument is not valid.
@@ -402,11 +421,14 @@ class SparseEncoder(TextEncoder):
         return dense[0] if is_single else dense
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
-        """Returns the tokens and weights of sparse vectors, in the order of decreasing weights.
+        """Lists the tokens with nonzero weights in sparse vectors.
 
         Args:
-            embeddings: Vectors, `(texts, vocab_size)`.
-            top_k: Maximum number of tokens per text.
+            embeddings: The vectors, `(texts, vocab_size)`.
+            top_k: Maximum number of tokens per text. Default: all tokens.
+
+        Returns:
+            The tokens and weights of each text, in the order of decreasing weights.
         """
         from scipy.sparse import csr_array
 
@@ -437,7 +459,7 @@ class SparseEncoder(TextEncoder):
 
 
 def keep_largest(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Sets all but the largest ``count`` values of each row to 0, by their absolute values."""
+    """Sets all values except the ``count`` with the largest absolute value in each row to 0."""
     if count >= vectors.shape[1]:
         return vectors
     indices = np.argpartition(-np.abs(vectors), count - 1, axis=1)[:, :count]

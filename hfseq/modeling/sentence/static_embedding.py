@@ -1,7 +1,7 @@
-"""Static embeddings: a text is the mean of the vectors of its tokens, without a transformer.
+"""Static embeddings: the vector of a text is the mean of fixed vectors of its tokens.
 
-sentence-transformers calls the module StaticEmbedding. Model2Vec writes the same directories, with
-other names of the tensors.
+There is no transformer. sentence-transformers calls this module StaticEmbedding. Directories of
+Model2Vec have the same files, but other tensor names.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TOKENIZER_FILE = "tokenizer.json"
 
 @dataclass(frozen=True)
 class StaticEmbedding:
-    """A table with a vector for each token.
+    """A matrix with a vector for each token, and a tokenizer.
 
     Attributes:
-        embedding: The table, `(vocab_size, features)`.
+        embedding: The vectors, `(vocab_size, features)`.
         tokenizer: The tokenizer.
     """
 
@@ -42,7 +42,7 @@ class StaticEmbedding:
 
     @classmethod
     def read(cls, directory: SentenceDirectory, module: Module) -> StaticEmbedding:
-        """Reads the table and the tokenizer from a directory.
+        """Reads the vectors and the tokenizer from a directory.
 
         Raises:
             CheckpointError: A file is missing or not valid.
@@ -52,7 +52,8 @@ class StaticEmbedding:
         tokenizer_path = directory.fetch(f"{module.folder}/{TOKENIZER_FILE}".lstrip("/"))
         if tokenizer_path is None:
             raise CheckpointError(
-                f"'{directory.source}': the module StaticEmbedding has no {TOKENIZER_FILE}"
+                f"'{directory.source}': the folder of the module StaticEmbedding has no "
+                f"{TOKENIZER_FILE}"
             )
         path, tensors = directory.tensors(module.folder)
         embedding = tensors.get("embedding.weight")
@@ -65,7 +66,7 @@ class StaticEmbedding:
         tokenizer.no_padding()
         if tokenizer.get_vocab_size() > len(embedding):
             raise CheckpointError(
-                f"{path} has {len(embedding)} vectors, but {tokenizer_path} has "
+                f"{path} has vectors for {len(embedding)} tokens, but {tokenizer_path} has "
                 f"{tokenizer.get_vocab_size()} tokens"
             )
         return cls(np.asarray(embedding, np.float32), tokenizer)
@@ -80,7 +81,7 @@ class StaticEmbedding:
 
         Args:
             texts: The texts.
-            prompt: Precedes each text.
+            prompt: Prompt that precedes each text.
         """
         encodings = self.tokenizer.encode_batch(
             [prompt + text for text in texts], add_special_tokens=False
@@ -90,12 +91,14 @@ class StaticEmbedding:
     def __call__(
         self, input_ids: jax.Array, mask: jax.Array, weights: Any | None = None
     ) -> jax.Array:
-        """Returns the mean vector of each text, `(batch, features)`, or 0 for an empty text.
+        """Returns the mean of the token vectors of each text, `(batch, features)`.
+
+        The vector of an empty text is 0.
 
         Args:
             input_ids: Token IDs, `(batch, tokens)`.
-            mask: Mask of the tokens.
-            weights: Weights to use instead of the module's own.
+            mask: Mask of the tokens that are not padding, `(batch, tokens)`.
+            weights: Weights to use instead of those in the attributes.
         """
         table = jnp.asarray(self.embedding if weights is None else weights["embedding"])
         present = (mask != 0).astype(jnp.float32)
@@ -103,7 +106,7 @@ class StaticEmbedding:
         return total / jnp.maximum(present.sum(1, keepdims=True), 1)
 
     def write(self, folder: Path) -> None:
-        """Writes the table and the tokenizer into ``folder``."""
+        """Writes the vectors and the tokenizer into ``folder``."""
         from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +116,16 @@ class StaticEmbedding:
 
 
 def _model2vec_table(path: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns the vectors of all tokens from the tensors of Model2Vec.
+    """Computes the vectors of all tokens from the tensors of Model2Vec.
 
-    Several tokens can share a vector (``mapping``), and each token can have a factor (``weights``).
+    With the tensor ``mapping``, several tokens share a vector. With the tensor ``weights``, the
+    vector of each token is multiplied by a factor.
     """
     if "embeddings" not in tensors:
-        raise CheckpointError(f"{path} has no tensor 'embedding.weight' or 'embeddings'")
+        raise CheckpointError(
+            f"{path} has no tensor 'embedding.weight' or 'embeddings' with the vectors of a "
+            f"StaticEmbedding"
+        )
     table = np.asarray(tensors["embeddings"])
     if "mapping" in tensors:
         table = table[np.asarray(tensors["mapping"], np.int64)]
@@ -128,7 +135,7 @@ def _model2vec_table(path: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class StaticModel:
-    """Takes the place of the transformer in a model that consists of a static embedding.
+    """Replaces the transformer in a model that consists of a static embedding.
 
     Args:
         sentence_config: The settings, which contain the static embedding.
@@ -136,14 +143,17 @@ class StaticModel:
 
     def __init__(self, sentence_config: RetrievalConfig):
         self.sentence_config = sentence_config
-        #: The weights are those of the modules in the settings.
+        #: Empty, because the settings contain the weights of the modules.
         self.params: dict[str, Any] = {}
 
     def max_length(self) -> None:
         """Returns `None`, because the length of texts is not limited."""
 
     def accepts(self, name: str) -> bool:
-        """Returns whether the model has an input. It only reads token IDs and their mask."""
+        """Returns whether the model has an input with this name.
+
+        Its only inputs are the token IDs and the attention mask.
+        """
         return False
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Tokenization of texts and pairs of texts, and batches of their tokens."""
+"""Tokenizes texts and pairs of texts, and combines their tokens into batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class TokenizedTexts:
 
     Attributes:
         ids: The token IDs of each text.
-        types: The token types of each text, or `None` if all of them are 0.
-        attended: For each text, the number of leading tokens that all tokens attend to. `None`
-            means all tokens. No token attends to the other tokens of a text.
-        scored: For each text, whether each token is pooled or scored. `None` means all tokens.
+        types: The token type IDs of each text, or `None` if all of them are 0.
+        attended: The number of leading tokens of each text that are in the attention mask. `None`
+            if all tokens are.
+        scored: For each text, a mask of the tokens that are pooled or scored. `None` if all tokens
+            are.
     """
 
     ids: list[list[int]]
@@ -40,17 +41,17 @@ class TokenizedTexts:
     def batch(
         self, numbers: Sequence[int], rows: int, width: int, pad: int
     ) -> dict[str, np.ndarray]:
-        """Returns the inputs of a batch, int32 arrays `(rows, width)` with padding on the right.
+        """Combines some texts into a batch, with padding on the right.
 
         Args:
-            numbers: The numbers of the texts.
-            rows: Number of rows. The last text is repeated if there are more rows than texts.
-            width: Number of columns.
+            numbers: The indices of the texts.
+            rows: Number of rows. If there are fewer texts, the last text is repeated.
+            width: Number of tokens per row.
             pad: ID of the padding token.
 
         Returns:
-            "input_ids" and "attention_mask", "token_type_ids" if there are types, and
-            "scoring_mask" if not all attended tokens are scored.
+            The int32 arrays "input_ids" and "attention_mask", `(rows, width)`. The result also
+            contains "token_type_ids" if `types` is set, and "scoring_mask" if `scored` is set.
         """
         names = ["input_ids", "attention_mask"]
         names += ["token_type_ids"] * (self.types is not None)
@@ -83,10 +84,11 @@ def tokenize(
     Args:
         tokenizer: The tokenizer.
         texts: Texts, or pairs of texts, but not both.
-        limit: Maximum number of tokens. The longer text of a pair is truncated first.
-        prompt: Precedes each text, or the first text of each pair.
+        limit: Maximum number of tokens. In a pair that is too long, the longer text is truncated
+            first.
+        prompt: Prompt that precedes each text, or the first text of each pair.
         lower_case: Whether to convert all texts, and the prompt, to lower case.
-        name: Noun for the elements of ``texts`` in messages.
+        name: What an element of ``texts`` is called in messages.
 
     Raises:
         UsageError: The elements are neither all texts nor all pairs, or one has no tokens.
@@ -94,7 +96,7 @@ def tokenize(
     columns = _columns(texts, prompt, lower_case, name)
     if not columns[0]:
         return TokenizedTexts([])
-    # The tokenizer does not truncate here, so that the number of long texts can be logged.
+    # The texts are first tokenized without truncation, to find out how many of them are too long.
     encoded = tokenizer(*columns, verbose=False)
     rows, types = encoded["input_ids"], encoded.get("token_type_ids")
     long = [number for number, row in enumerate(rows) if len(row) > limit]
@@ -113,20 +115,19 @@ def tokenize(
             if types is not None:
                 types[number] = truncated["token_type_ids"][index]
     if empty := [number for number, row in enumerate(rows) if not row]:
-        raise UsageError(f"{name} {empty[0] + 1} has no tokens: remove it")
+        raise UsageError(f"{name} {empty[0] + 1} has no tokens: remove it from the inputs")
     return TokenizedTexts(rows, types if types is not None and any(map(any, types)) else None)
 
 
 def _columns(texts: Sequence[Any], prompt: str, lower_case: bool, name: str) -> list[list[str]]:
-    """Returns the arguments of the tokenizer.
+    """Returns the positional arguments of the tokenizer.
 
     Returns:
-        If the elements are texts, one list with all texts. If they are pairs, a list of all first
-        texts and a list of all second texts.
+        If the elements are texts, a list that contains the list of all texts. If they are pairs,
+        the list of all first texts and the list of all second texts.
 
     Raises:
-        UsageError: The first element is a text and another one is not, or the first one is a pair
-            of texts and another one is not.
+        UsageError: The elements are neither all texts nor all pairs of texts.
     """
     size = 1 if not len(texts) or isinstance(texts[0], str) else 2
     rows = [tuple(text) if isinstance(text, list | tuple) else (text,) for text in texts]
@@ -150,9 +151,9 @@ def check_texts(texts: Sequence[Any], name: str = "sentence") -> None:
 
 
 def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
-    """Returns the number of leading tokens that belong to a prompt.
+    """Returns the number of leading tokens of a text that belong to its prompt.
 
-    These are the tokens of the prompt alone, without a special token at its end.
+    The prompt is tokenized alone. A special token at its end does not count.
     """
     ids = tokenizer(prompt)["input_ids"]
     return len(ids) - bool(ids and ids[-1] in tokenizer.all_special_ids)

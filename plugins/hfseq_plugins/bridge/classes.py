@@ -1,8 +1,9 @@
 """The Flax classes of the bridge by name, such as ``FlaxDetrForObjectDetection``.
 
-The name of a class is ``Flax`` followed by the name of a PyTorch class of Transformers. Classes are
-created when they are first used. Since a class can be found by its name, models of these classes
-can be pickled. If PyTorch is not installed, the classes run exported programs.
+The name of a class is ``Flax`` followed by the name of a PyTorch class of Transformers. A class is
+created when this module is first asked for its name. Models can be pickled because unpickling finds
+their class here. If PyTorch is not installed, the classes run the programs that
+`hfseq bridge export` wrote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Comparison of a tiny PyTorch model with its bridged version."""
+"""Compares the results of a tiny PyTorch model with those of the same model in the bridge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hfseq.modeling.auto import FlaxAutoModel, FlaxAutoModelForCausalLM
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
 
-#: Options of XLA to compile fast. Compiling takes longer than running a tiny model.
+#: XLA options that shorten compilation, which takes longer than running a tiny model.
 COMPILER_OPTIONS: Any = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
@@ -25,7 +25,7 @@ COMPILER_OPTIONS: Any = {
 
 
 def flatten(outputs: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the floating-point arrays or tensors of nested outputs by name."""
+    """Collects the floating-point arrays or tensors in nested outputs, and names them."""
     if isinstance(outputs, torch.Tensor):
         return {prefix: outputs} if outputs.is_floating_point() else {}
     if isinstance(outputs, jax.Array | np.ndarray):
@@ -43,7 +43,7 @@ def flatten(outputs: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def options_of(model: transformers.PreTrainedModel) -> dict[str, Any]:
-    """Returns arguments of the forward pass that disable caches."""
+    """Returns the arguments that disable the cache in the forward pass of a model."""
     parameters = inspect.signature(model.forward).parameters
     if model.config.model_type in tiny_sizes.OWN_CACHE_OPTION:
         return {}
@@ -67,7 +67,16 @@ def _torch_input(value: Any) -> Any:
 
 
 def error(ours: Any, theirs: Any, least: float = 1.0) -> float:
-    """Returns the largest difference, relative to the larger of `least` and the largest value."""
+    """Returns the largest relative difference between two arrays.
+
+    Args:
+        ours: The array to check.
+        theirs: The reference.
+        least: Lower limit of the denominator, which is the largest absolute value of `theirs`.
+
+    Returns:
+        The difference. It is infinite if the shapes differ.
+    """
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -92,11 +101,11 @@ def tensors_of(model: torch.nn.Module) -> dict[str, jax.Array]:
 
 
 class Bridged:
-    """The bridged version of a tiny PyTorch model, and its inputs.
+    """Runs a tiny PyTorch model with the bridge.
 
     Args:
         model: The PyTorch model.
-        inputs: Its inputs by name, as NumPy arrays.
+        inputs: The inputs of the model by name, as NumPy arrays.
     """
 
     def __init__(self, model: transformers.PreTrainedModel, inputs: Mapping[str, Any]):
@@ -125,13 +134,21 @@ class Bridged:
         return flatten(outputs)
 
     def forward(self) -> dict[str, jax.Array]:
-        """Returns the outputs."""
+        """Compiles and runs the forward pass, and returns its floating-point outputs by name."""
         return _run(self.outputs, self.tensors, self.arrays)
 
     def gradients(
         self, factors: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Returns the outputs, and the gradients of their weighted sum by parameter."""
+        """Returns the outputs and the gradients of a loss.
+
+        Args:
+            factors: The weight of each element of the outputs, by output name. The loss is the
+                weighted sum of the outputs.
+
+        Returns:
+            The outputs by name, and the gradients by parameter name.
+        """
         fixed = {n: x for n, x in self.tensors.items() if n not in self.trained}
 
         def loss(trained: Any, fixed: Any, arrays: Any) -> Any:
@@ -145,11 +162,11 @@ class Bridged:
 
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Compiles a function without optimizations and calls it."""
+    """Compiles a function with `COMPILER_OPTIONS` and calls it."""
     lowered = jax.jit(function).lower(*arguments)
     try:
         compiled = lowered.compile(COMPILER_OPTIONS)
-    except jax.errors.JaxRuntimeError:  # the version of XLA does not have an option
+    except jax.errors.JaxRuntimeError:  # this version of XLA does not know one of the options
         compiled = lowered.compile()
     return compiled(*arguments)
 
@@ -159,7 +176,7 @@ def torch_gradients(
     inputs: Mapping[str, Any],
     factors: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Returns PyTorch's gradients of the weighted sum of outputs by parameter."""
+    """Returns PyTorch's gradients of the loss in `Bridged.gradients`, by parameter name."""
     model.zero_grad()
     with torch.enable_grad():
         outputs = run_torch(model, inputs)
@@ -176,7 +193,11 @@ def torch_gradients(
 
 
 def loss_factors(outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Returns random factors of the outputs, whose weighted sum is a loss with mean size 1."""
+    """Draws a random weight for each element of the outputs.
+
+    The loss whose gradients are compared is the weighted sum of the outputs. The weights of an
+    output are divided by its number of elements. Outputs that are not finite get no weights.
+    """
     random = np.random.default_rng(1)
     return {
         name: (random.normal(size=tuple(value.shape)) / max(1, value.numel())).astype(np.float32)
@@ -186,7 +207,7 @@ def loss_factors(outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
-    """Returns the largest error and the name of its entry."""
+    """Returns the largest error and the name of the output or parameter that has it."""
     if not errors:
         return None, ""
     name = max(errors, key=lambda entry: errors[entry])
@@ -196,7 +217,7 @@ def worst(errors: Mapping[str, float]) -> tuple[float | None, str]:
 def compare_outputs(
     ours: Mapping[str, Any], theirs: Mapping[str, torch.Tensor]
 ) -> tuple[float | None, str]:
-    """Returns the largest error of the outputs and the name of the output."""
+    """Returns the largest error of the outputs and the name of the output that has it."""
     errors = {
         name: error(ours[name], value.detach().numpy()) if name in ours else float("inf")
         for name, value in theirs.items()
@@ -207,10 +228,11 @@ def compare_outputs(
 def compare_gradients(
     ours: Mapping[str, Any], theirs: Mapping[str, np.ndarray]
 ) -> tuple[float | None, str]:
-    """Returns the largest error of the gradients and the name of the parameter.
+    """Returns the largest error of the gradients and the name of the parameter that has it.
 
-    Errors are relative to the largest value of the gradient of each parameter, or to a thousandth
-    of the largest value of all gradients if that is larger.
+    The error of a gradient is relative to the largest value in the gradient of that parameter. If
+    a thousandth of the largest value in all gradients is larger, the error is relative to this
+    thousandth.
     """
     largest = max((float(np.abs(x).max(initial=0)) for x in theirs.values()), default=0.0)
     least = max(largest * 1e-3, 1e-30)
@@ -242,10 +264,12 @@ def compare_files(model: transformers.PreTrainedModel) -> str:
 
 
 def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6) -> str:
-    """Compares greedy decoding of the causal language model of a model type.
+    """Compares greedy decoding in the bridge and in PyTorch.
+
+    The compared model is a new causal language model of the same model type as `model`.
 
     Returns:
-        "agrees", the fraction of equal tokens, or why nothing was compared.
+        "agrees", the percentage of tokens that are equal, or why nothing was compared.
     """
     config = tiny.tiny_config(model.config.model_type)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -1,6 +1,7 @@
 """The process that compares model types for `hfseq bridge coverage`.
 
-It reads one model type per line and writes one line of JSON for each.
+The process reads one model type per line from standard input. For each type, it writes the fields
+of a `Result` as one line of JSON to standard output.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hfseq_plugins.bridge.refusals import UnsupportedModel
 
 
 def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
-    """Compares a tiny model with PyTorch.
+    """Compares a tiny model in the bridge with the same model in PyTorch.
 
     Args:
         model_type: The model type.
@@ -104,9 +105,9 @@ class Reference:
 
     Attributes:
         model: The PyTorch model.
-        inputs: Its inputs by name.
-        outputs: Its outputs by name.
-        factors: The factors of the outputs in the loss, or nothing to compare no gradients.
+        inputs: The inputs of the model by name.
+        outputs: The outputs of the model by name.
+        factors: The weights of the outputs in the loss. If empty, no gradients are compared.
     """
 
     model: Any
@@ -115,12 +116,15 @@ class Reference:
     factors: Mapping[str, Any]
 
     def compare(self, result: Result, ours: Any, gradients: Any) -> Result:
-        """Adds the differences to a result, where they are smaller than those that it has.
+        """Writes the errors to a result, unless the result already has smaller errors.
 
         Args:
             result: The result.
-            ours: The bridge's outputs by name.
-            gradients: The bridge's gradients by name.
+            ours: The outputs of the bridge by name.
+            gradients: The gradients of the bridge by parameter name.
+
+        Returns:
+            A copy of the result with the errors.
         """
         dtype = str(self.model.dtype).removeprefix("torch.")
         error, name = comparison.compare_outputs(ours, self.outputs)
@@ -144,7 +148,7 @@ class Reference:
         return result
 
     def in_float64(self) -> Reference:
-        """Returns PyTorch's results in float64, or these if the model only computes in float32."""
+        """Returns a reference in float64, or this one if the model only computes in float32."""
         model = copy.deepcopy(self.model).double()
         inputs = {
             name: value.astype(np.float64)
@@ -160,7 +164,7 @@ class Reference:
 
 
 def main(checks: Sequence[str]) -> None:
-    """Answers the lines of standard input."""
+    """Compares each model type that a line of standard input names."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

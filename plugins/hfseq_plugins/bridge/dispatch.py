@@ -1,9 +1,9 @@
 """Runs operators of PyTorch on tensors that hold jax arrays.
 
-If no argument of an operator is a jax array, PyTorch computes the result immediately, and the
-result is a constant of the program. All other operators are in the table of
-`hfseq_plugins.bridge.operators`, or PyTorch decomposes them into operators of the table. In-place
-operators compute new arrays and write them to the node of their tensor.
+If no argument of an operator depends on a jax array, PyTorch computes the result immediately, and
+the result is a constant of the program. Otherwise, a function of `hfseq_plugins.bridge.operators`
+computes the operator. PyTorch decomposes operators without such a function into other operators.
+In-place operators compute a new array, which replaces the values of their tensor.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         kwargs: Keyword arguments.
 
     Returns:
-        What PyTorch returns, with `JaxTensor`s.
+        The result of the operator, in which all tensors are `JaxTensor`s.
 
     Raises:
-        UnsupportedModel: The operator has no translation.
+        UnsupportedModel: The operator has no translation to jax.
     """
     tensors: list[torch.Tensor] = []
     _collect(args, tensors)
@@ -73,7 +73,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _view(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _change_shape(func, args, kwargs)
-    # The result of composite operators such as `to` and `reshape` may be a view of their input.
+    # The result of composite operators such as `to` and `reshape` may be a view of their input, so
+    # PyTorch decomposes them below.
     operator = None if func.is_view else _find(func)
     if operator is not None:
         return _finish(func, args, kwargs, _call(operator, func, args, kwargs))
@@ -106,9 +107,10 @@ _BATCH_NORMS = (
 
 
 def _batch_norm(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs batch normalization and writes the running statistics.
+    """Runs batch normalization and updates the running statistics.
 
-    PyTorch's schema does not say that the operator writes to them.
+    These operators need their own function because their schema does not state which arguments they
+    change.
     """
     operator = _find(func)
     assert operator is not None
@@ -125,9 +127,9 @@ _SHAPES_FROM_VALUES = frozenset(
 
 
 def value_needed(name: str) -> UnsupportedModel:
-    """Returns the error for operators whose result has a shape that depends on values."""
+    """Returns the error for an operator whose output shape depends on the values of its input."""
     return UnsupportedModel(
-        f"{name} has a result whose shape depends on values, which are only known when the "
+        f"the shape of the result of {name} depends on values, which are only known when the "
         "compiled program runs",
         operator=name,
         solution="The model needs a native implementation, or different PyTorch code",
@@ -136,7 +138,7 @@ def value_needed(name: str) -> UnsupportedModel:
 
 @functools.cache
 def _is_composite(func: OpOverload) -> bool:
-    """Returns whether PyTorch defines an operator in terms of other operators."""
+    """Returns whether PyTorch implements an operator by calls of other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -149,7 +151,7 @@ def _collect(values: Any, tensors: list[torch.Tensor]) -> None:
 
 
 def _map(function: Callable[[torch.Tensor], Any], values: Any) -> Any:
-    """Applies a function to all tensors in arguments."""
+    """Applies a function to all tensors in nested arguments."""
     if isinstance(values, torch.Tensor):
         return function(values)
     if isinstance(values, list | tuple):
@@ -179,7 +181,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _run_constant(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator in PyTorch and wraps its results as constants."""
-    # Decompositions enter a second mode, so the outer one would otherwise wrap the results.
+    # A decomposition runs in a second BridgeMode. Without this line, the outer BridgeMode would
+    # also run the operator and wrap its results.
     is_nested = torch._C._len_torch_dispatch_stack() > 0
     with _disable_current_modes() if is_nested else contextlib.nullcontext():
         results = func(*_map(_constant, args), **_map(_constant, kwargs))
@@ -208,7 +211,7 @@ def _run_constant(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
 
 @functools.cache
 def _written_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
-    """Returns positions and names of the arguments that an operator writes to."""
+    """Returns the positions and names of the arguments that an operator changes in place."""
     return tuple(
         (i, argument.name)
         for i, argument in enumerate(func._schema.arguments)
@@ -217,7 +220,7 @@ def _written_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Returns the arguments that an operator has written to and returns."""
+    """Returns the arguments that an operator has changed in place, if they are its results."""
     if not func._schema.is_mutable:
         return []
     written = [
@@ -227,7 +230,10 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _find(func: OpOverload) -> Operator | None:
-    """Returns the entry of the table for an operator, or for its functional form."""
+    """Finds an operator in the table.
+
+    An in-place operator without an entry, such as `add_`, has the entry of `add`.
+    """
     name = str(func)
     operator = OPERATORS.get(name)
     if operator is None and func._schema.is_mutable:
@@ -244,10 +250,10 @@ def _find(func: OpOverload) -> Operator | None:
 def _call(
     operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls an entry of the table with arrays.
+    """Computes an operator with its function of jax arrays.
 
     Returns:
-        An array, or several in a list or tuple.
+        An array, or a list or tuple of arrays.
     """
     if operator.promoted:
         args = _promote(operator, args)
@@ -274,7 +280,7 @@ def _call(
 
 
 def _promote(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Converts operands to the data type that PyTorch's rules of promotion give."""
+    """Converts the operands to a common data type, by PyTorch's rules of type promotion."""
     first, second = operator.promoted
     if len(args) <= second or args[first] is None or args[second] is None:
         return args
@@ -294,7 +300,10 @@ def _promote(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _finish(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> Any:
-    """Wraps the results of an operator, or writes them if the operator works in place."""
+    """Wraps the results of an operator in tensors.
+
+    If the operator works in place, the results become the values of the tensors that it changes.
+    """
     if not torch.is_grad_enabled():
         results = jax.tree.map(
             lambda x: without_gradient(x) if isinstance(x, jax.Array) else x, results
@@ -324,7 +333,7 @@ def _write(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     for target, value in zip(targets, values, strict=False):
         if target is None:
             continue
-        if isinstance(value, JaxTensor):  # random numbers that must not be read
+        if isinstance(value, JaxTensor):  # a random number without a key, which must not be read
             root = target.node.root
             root.value, root.constant, root.version = value.node.value, None, root.version + 1
             continue
@@ -355,10 +364,11 @@ def _view_function(
 def _view_node(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], number: int | None
 ) -> Node:
-    """Returns the node of a view of the first argument."""
+    """Returns the values of a view of the first argument, as a `Node`."""
     parent = args[0].node
     if func is torch.ops.aten.as_strided.default:
-        # Strides refer to the storage, which is the contiguous root.
+        # The strides refer to the storage of the base tensor, not to the first argument, which may
+        # be a view itself.
         parent = parent.root
         if len(args) < 4:
             args = (*args[:3], args[0].storage_offset())
@@ -368,13 +378,13 @@ def _view_node(
 
 
 def _view(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns views of the first argument."""
+    """Runs an operator whose results are views of its first argument."""
     try:
         with no_dispatch():
             metadata = func(*args, **kwargs)
     except RuntimeError:
-        # PyTorch keeps the order of strides in the results of some operators, and the bridge does
-        # not. A view that PyTorch has is then a copy.
+        # In PyTorch, the results of some operators have the strides of their inputs. In the bridge
+        # they are contiguous, so a view may be impossible, and the result is a copy.
         metadata = None
     if metadata is None:
         operator = _find(func)

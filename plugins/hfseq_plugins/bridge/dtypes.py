@@ -1,4 +1,4 @@
-"""Data types of PyTorch and jax, and constants that PyTorch has computed."""
+"""Converts data types and arrays between PyTorch and jax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-#: jax's types without 64-bit types, which are disabled by default.
+#: The jax data type for each PyTorch data type. 64-bit types become 32-bit types, because jax
+#: disables 64-bit types by default.
 JAX_DTYPES = {
     torch.float32: jnp.dtype("float32"),
     torch.float64: jnp.dtype("float32"),
@@ -26,7 +27,8 @@ JAX_DTYPES = {
     torch.complex64: jnp.dtype("complex64"),
     torch.complex128: jnp.dtype("complex64"),
 }
-#: PyTorch's indices and results of integer operators are int64.
+#: The PyTorch data type for each jax data type. int32 becomes int64, because PyTorch's indices and
+#: the results of its integer operators are int64.
 TORCH_DTYPES = {
     jax_dtype: torch_dtype
     for torch_dtype, jax_dtype in JAX_DTYPES.items()
@@ -37,16 +39,17 @@ _INT32 = np.iinfo(np.int32)
 
 
 def jax_dtype(dtype: torch.dtype | None) -> jnp.dtype | None:
-    """Returns jax's data type for a type of PyTorch. 64-bit types become 32-bit types."""
+    """Returns the jax data type for a PyTorch data type. 64-bit types become 32-bit types."""
     return None if dtype is None else JAX_DTYPES[dtype]
 
 
 def numpy_array(tensor: torch.Tensor) -> np.ndarray:
-    """Converts a tensor of PyTorch to a NumPy array with a data type that jax has.
+    """Converts a PyTorch tensor to a NumPy array with a data type that jax supports.
 
-    Integers beyond the range of int32 become the closest int32, because they stand for limits.
+    Integers outside of the range of int32 become the nearest int32. Models use such integers only
+    as limits, for which the nearest int32 has the same effect.
     """
-    with no_dispatch():  # the caller may be tracing a model
+    with no_dispatch():  # the operators below must run in PyTorch, even in a trace of a model
         return _numpy_array(tensor.detach())
 
 
@@ -64,7 +67,7 @@ def _numpy_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def torch_tensor(array: np.ndarray | jax.Array) -> torch.Tensor:
-    """Converts an array to a tensor of PyTorch. int32 becomes int64, which embeddings expect."""
+    """Converts an array to a PyTorch tensor. int32 becomes int64, which embeddings expect."""
     array = np.asarray(array)
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)

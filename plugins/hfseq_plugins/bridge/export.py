@@ -1,6 +1,6 @@
-"""Exports the programs of a bridged model, so that it runs without PyTorch.
+"""Exports a bridged model as compiled programs, which run without PyTorch.
 
-The format is read by `hfseq_plugins.bridge.exported`.
+`hfseq_plugins.bridge.exported` reads and runs these programs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from hfseq_plugins.bridge.model import FlaxBridgedPreTrainedModel
 
 logger = logging.getLogger("hfseq")
 
-#: Inputs of programs, with their shapes, dtypes and default values.
+#: The shape of inputs with one number per token or audio sample.
 _TEXT = ("batch", "length")
+#: The shape, dtype and default value of each input of the programs.
 _INPUTS: dict[str, tuple[Sequence[str | int], str, int]] = {
     "input_ids": (_TEXT, "int32", 0),
     "attention_mask": (_TEXT, "int32", 1),
@@ -43,19 +44,20 @@ def export_model(
     lengths: Sequence[int],
     platforms: Sequence[str] | None = None,
 ) -> list[str]:
-    """Writes programs for each batch size and length into a directory with the weights of a model.
+    """Writes the programs of a model into the directory that contains its weights.
 
     Args:
         model: The model.
-        params: Its parameters, or their shapes and dtypes.
-        directory: The directory, which contains the weights.
-        batch_sizes: Batch sizes.
+        params: The parameters of the model, or their shapes and dtypes.
+        directory: The directory with the weights.
+        batch_sizes: Batch sizes. Programs are written for each combination of a batch size and a
+            length.
         lengths: Lengths in tokens or audio samples. Ignored for images.
-        platforms: Platforms of the programs, such as "cpu" and "cuda". Default: the platform of
-            this process.
+        platforms: Platforms on which the programs can run, such as "cpu" and "cuda". Default: the
+            platform of this process.
 
     Returns:
-        The names of the files.
+        The names of the program files.
 
     Raises:
         UsageError: The inputs of the model cannot be exported.
@@ -67,7 +69,9 @@ def export_model(
     has_length = "length" in exporter.inputs[model.main_input_name]["shape"]
     sizes = lengths if has_length else [1]
     if not batch_sizes or not sizes:
-        raise UsageError("hfseq bridge export: --batch_sizes and --lengths need at least one size")
+        raise UsageError(
+            "hfseq bridge export: pass at least one value each for --batch_sizes and --lengths"
+        )
     exporter.describe_outputs(max(sizes))
     programs = []
     for batch in sorted(set(batch_sizes)):
@@ -123,13 +127,16 @@ class _Exporter:
             if shape is None:
                 size = getattr(model.config, "image_size", None)
                 raise UsageError(
-                    f"the configuration of {type(model).__name__} does not state the size of its "
-                    f"images (image_size={size!r}): add --config_overrides image_size=..."
+                    f"the configuration of {type(model).__name__} does not state one height and "
+                    f"width for images (image_size={size!r}): add --config_overrides image_size=..."
                 )
             inputs = {} if "input_ids" not in names else inputs
             inputs[main] = {"shape": ["batch", *shape], "dtype": "float32", "default": 0}
         if main not in inputs:
-            raise UsageError(f"{type(model).__name__}: the input {main} cannot be exported")
+            raise UsageError(
+                f"{type(model).__name__} cannot be exported: the export does not support its main "
+                f"input {main}"
+            )
         return inputs
 
     def _arguments(self, batch: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -140,10 +147,10 @@ class _Exporter:
         }
 
     def describe_outputs(self, length: int) -> None:
-        """Finds the axes of the outputs that depend on the batch size and the length.
+        """Finds out which axes of the outputs have the batch size or the length of the inputs.
 
         Args:
-            length: A length that the model supports.
+            length: A length of inputs that the model supports.
         """
         other = max(1, length // 2)
         base, wider, shorter = (
@@ -185,14 +192,23 @@ class _Exporter:
         return output.logits, output.past_key_values[LAYERS]
 
     def write_forward(self, folder: Path, batch: int, length: int) -> dict[str, Any]:
-        """Writes the forward pass of one size, and returns the entry of the index."""
+        """Writes the forward pass for a batch size and a length, and returns its index entry."""
         file = f"forward-{batch}x{length}.bin"
         arguments = (self.variables, self._arguments(batch, length))
         self._write(folder / file, self._forward, arguments)
         return {"role": "forward", "batch": batch, "length": length, "capacity": 0, "file": file}
 
     def write_generation(self, folder: Path, batch: int, length: int) -> list[dict[str, Any]]:
-        """Writes the programs of generation with a cache of one length."""
+        """Writes the two programs of generation, which process the prompt and one new token.
+
+        Args:
+            folder: The folder for the files.
+            batch: Batch size.
+            length: Number of tokens that the cache can contain.
+
+        Returns:
+            The index entries of the programs.
+        """
         assert self.cache is not None
         programs = []
         layers = {
@@ -220,7 +236,7 @@ class _Exporter:
         logger.info("%s: %.1f MB", path, path.stat().st_size / 1e6)
 
     def index(self) -> dict[str, Any]:
-        """Returns the index without the programs."""
+        """Returns the content of the index file, without the entries of the programs."""
         model, names = self.model, self.model.file_map
         model_inputs = self.inputs[model.main_input_name]["shape"]
         masked = "attention_mask" in self.inputs or type(model).can_generate()

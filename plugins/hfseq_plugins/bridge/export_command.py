@@ -10,22 +10,28 @@ from hfseq_plugins.bridge.heads import check_torch_version
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq bridge export``."""
-    parser.add_argument("directory", metavar="DIR", help="Directory with a model.")
     parser.add_argument(
-        "--batch_sizes", type=int, nargs="+", default=[1], help="Batch sizes (default: 1)."
+        "directory", metavar="DIR", help="Directory with the configuration and weights of a model."
+    )
+    parser.add_argument(
+        "--batch_sizes",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="Batch sizes to export programs for (default: 1).",
     )
     parser.add_argument(
         "--lengths",
         type=int,
         nargs="+",
         default=[],
-        help="Lengths in tokens or audio samples. Not needed for images.",
+        help="Lengths to export programs for, in tokens or audio samples. Not needed for images.",
     )
     parser.add_argument(
         "--platforms",
         nargs="+",
         choices=("cpu", "cuda", "rocm", "tpu"),
-        help="Platforms of the programs (default: the platform of this machine).",
+        help="Platforms on which the programs can run (default: the platform of this machine).",
     )
     parser.add_argument(
         "--class_name",
@@ -34,21 +40,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exports the programs of a model, and prints the names of the files."""
+    """Writes the programs of a model into its directory, and prints the names of the files."""
     import importlib.util
     import json
     from pathlib import Path
 
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("hfseq bridge export needs torch: pip install 'hfseq[bridge]'")
+        raise UsageError(
+            "hfseq bridge export needs torch, which is not installed: pip install 'hfseq[bridge]'"
+        )
     check_torch_version()
     path = Path(arguments.directory) / "config.json"
     if not path.is_file():
-        raise UsageError(f"{arguments.directory} is not a directory with a model: no config.json")
+        raise UsageError(f"{arguments.directory} is not a model directory: config.json is missing")
     names = json.loads(path.read_text(encoding="utf-8")).get("architectures") or []
     class_name = arguments.class_name or next(iter(names), None)
     if class_name is None:
-        raise UsageError(f"{path} names no architectures: pass --class_name")
+        raise UsageError(
+            f"{path} does not name a class in `architectures`: pass the name of the PyTorch class "
+            "with --class_name"
+        )
 
     from hfseq_plugins.bridge.export import export_model
     from hfseq_plugins.bridge.model import bridged_class

@@ -1,7 +1,8 @@
 """Models that run programs of `hfseq bridge export`, without PyTorch.
 
-A directory with exported programs contains the folder `bridge` with an index and one program for
-each combination of batch size and length. A call pads its inputs to the next larger program.
+A directory with exported programs contains the folder `bridge`. In this folder are an index file
+and the programs for each combination of batch size and length. A call selects the smallest program
+that is large enough, and pads the inputs to its batch size and length.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hfseq.nn.context import current_options
 from hfseq_plugins.bridge.variables import Holder
 
 FOLDER, INDEX, FORMAT = "bridge", "index.json", 1
-#: Where the cache of generation is attached to a module.
+#: Attribute of a module that holds the cache during generation.
 CACHE = "exported_cache"
 
 
@@ -37,14 +38,15 @@ _COLLECTIONS = {"batch_stats": nnx.BatchStat, "buffers": Buffer}
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An exported program.
+    """An exported program, as the index describes it.
 
     Attributes:
-        role: `"forward"`, `"prefill"` or `"decode"`.
-        batch: Number of examples.
-        length: Number of tokens or samples of `"forward"` and `"prefill"`, or 1.
-        capacity: Number of tokens that the cache of the program can contain, or 0.
-        file: Name of the program's file.
+        role: `"forward"` for the forward pass, `"prefill"` for the prompt in generation, or
+            `"decode"` for one new token.
+        batch: Batch size.
+        length: Number of tokens or audio samples per example. It is 1 for `"decode"`.
+        capacity: Number of tokens that the cache can contain. It is 0 for `"forward"`.
+        file: Name of the file that contains the program.
     """
 
     role: str
@@ -59,9 +61,9 @@ class Exports:
     """The exported programs of a directory.
 
     Attributes:
-        folder: The folder of the index.
-        index: The content of the index.
-        programs: The programs.
+        folder: The folder that contains the index and the programs.
+        index: The content of the index file.
+        programs: The programs in the folder.
     """
 
     folder: Path
@@ -70,10 +72,11 @@ class Exports:
 
     @classmethod
     def read(cls, directory: str | Path) -> Exports:
-        """Reads the index of a directory.
+        """Reads the index of the programs in a directory.
 
         Raises:
-            CheckpointError: The directory has no programs, or their format is unknown.
+            CheckpointError: The directory has no programs, or this version of hfseq cannot read
+                their format.
         """
         folder = Path(directory) / FOLDER
         path = folder / INDEX
@@ -96,7 +99,13 @@ class Exports:
         return cls(folder, index, programs)
 
     def choose(self, role: str, batch: int, length: int, capacity: int = 0) -> Program:
-        """Returns the smallest program for a number of examples and a length.
+        """Returns the smallest program that supports a batch size and a length.
+
+        Args:
+            role: As in `Program`.
+            batch: Number of examples.
+            length: Number of tokens or audio samples per example.
+            capacity: Number of tokens that the cache must contain.
 
         Raises:
             UsageError: All programs are too small.
@@ -118,17 +127,18 @@ class Exports:
             raise UsageError(
                 f"{self.folder} has no {role} program for {batch} examples of length "
                 f"{capacity or length}. It has programs for (batch size x length) {listed}: use "
-                "smaller inputs, or run `hfseq bridge export` with more --batch_sizes and --lengths"
+                "inputs that fit one of these sizes, or run `hfseq bridge export` with other "
+                "--batch_sizes and --lengths"
             )
         return min(fitting, key=lambda p: p.batch * max(p.length, p.capacity))
 
     def load(self, program: Program) -> export.Exported:
-        """Returns a program, which is read on first use."""
+        """Returns the function of a program. Its file is read on first use."""
         return _load(str(self.folder / program.file))
 
 
 def require_flatbuffers() -> None:
-    """Raises a UsageError if jax cannot read and write programs."""
+    """Raises a UsageError if flatbuffers, with which jax stores programs, is not installed."""
     with optional_import("exported programs", "flatbuffers", "hfseq[exported]"):
         importlib.import_module("flatbuffers")
 
@@ -143,10 +153,10 @@ def _load(path: str) -> export.Exported:
 
 
 class ExportedModule(nnx.Module):
-    """The variables of an exported model, and calls of its programs.
+    """The module of an exported model, which holds its variables and calls its programs.
 
     Args:
-        config: The configuration, whose attribute `bridge_exports` is set.
+        config: The configuration. Its attribute `bridge_exports` holds the programs.
         rngs: Random number generators.
     """
 
@@ -181,8 +191,8 @@ class ExportedModule(nnx.Module):
         """Runs the smallest program that fits the inputs."""
         if rngs is not None or current_options().train:
             raise UsageError(
-                "exported programs only run in evaluation: to train, load the model with "
-                "bridge=True where torch is installed"
+                "exported programs cannot be trained: install torch, and load the model with "
+                "bridge=True"
             )
         for name in ("output_attentions", "output_hidden_states"):
             if inputs.pop(name, False):
@@ -197,7 +207,10 @@ class ExportedModule(nnx.Module):
         if unknown := [
             name for name in inputs if name not in input_names and name != "position_ids"
         ]:
-            raise UsageError(f"the exported programs have no input {', '.join(unknown)}")
+            raise UsageError(
+                f"the exported programs do not have the inputs {', '.join(unknown)}. Their inputs "
+                f"are {', '.join(input_names)}"
+            )
         return self._generate(inputs, entries) if entries else self._forward(inputs)
 
     def _forward(self, inputs: dict[str, Any]) -> Any:
@@ -254,7 +267,7 @@ class ExportedModule(nnx.Module):
 
 
 def _pad(value: jax.Array, lead: tuple[int, int], fill: int = 0) -> jax.Array:
-    """Pads the first two axes of an array at their ends."""
+    """Pads the first two axes of an array at their ends, to the sizes in `lead`."""
     missing = [(0, size - old) for size, old in zip(lead, value.shape, strict=False)]
     missing += [(0, 0)] * (value.ndim - 2)
     return jnp.pad(value, missing, constant_values=fill)
@@ -277,8 +290,8 @@ def _pad_inputs(
             v > w for v, w in zip(value.shape, padded_shape, strict=True)
         ):
             raise UsageError(
-                f"{name} has the shape {tuple(value.shape)}, but the exported program expects "
-                f"{tuple(padded_shape)}"
+                f"{name} has the shape {tuple(value.shape)}, which cannot be padded to the shape "
+                f"{tuple(padded_shape)} of the exported program"
             )
         missing = [(0, w - v) for v, w in zip(value.shape, padded_shape, strict=True)]
         padded[name] = jnp.pad(value.astype(entry["dtype"]), missing)
@@ -306,7 +319,7 @@ def _output_class(name: str, fields: tuple[str, ...]) -> Any:
 
 
 class _ExportedWeightMap(WeightMap):
-    """A weight map with the names of an index."""
+    """A weight map that takes the names of tensors from the index of the programs."""
 
     def __init__(self, shapes: Mapping[trees.Path, tuple[int, ...]], index: Mapping[str, Any]):
         self._names = {
@@ -323,7 +336,7 @@ class _ExportedWeightMap(WeightMap):
         )
 
     def torch_name(self, path: trees.Path) -> str:
-        """Returns the name in files of the variable at ``path``."""
+        """Returns the name of the variable at ``path`` in checkpoint files."""
         return self._names.get(path) or super().torch_name(path)
 
 
@@ -342,7 +355,9 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         config: PreTrainedConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Loads the weights and the index of the programs of a directory; see the base class.
+        """Loads the weights and the programs of a directory.
+
+        The arguments are those of `FlaxPreTrainedModel.from_pretrained`.
 
         Raises:
             CheckpointError: The directory contains no programs.
@@ -352,7 +367,7 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         if exports.index["class_name"] != cls.torch_name:
             raise UsageError(
                 f"{exports.folder} contains programs for {exports.index['class_name']}, not for "
-                f"{cls.torch_name}"
+                f"{cls.torch_name}: load the model with the class Flax{exports.index['class_name']}"
             )
         if config is None or isinstance(config, str | Path):
             location = pretrained_model_name_or_path if config is None else config
@@ -379,10 +394,10 @@ class FlaxExportedPreTrainedModel(FlaxPreTrainedModel):
         }
 
     def _apply_is_causal(self, module: nnx.Module) -> None:
-        """Does nothing, because the programs contain the mask."""
+        """Does nothing, because the programs compute causal masks themselves."""
 
     def has_input(self, name: str) -> bool:
-        """Returns whether the programs have this input."""
+        """Returns whether the programs have an input with this name."""
         return name in self.config.bridge_exports.index["inputs"]
 
     def _check_images(self, images: Any) -> None:
@@ -404,7 +419,7 @@ class _ExportedGeneration(CausalGeneration):
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the first call; see the base class."""
+        """Returns the keyword arguments of the call that processes the prompt."""
         prepared = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
         model: Any = self
         if "position_ids" not in model.config.bridge_exports.index["step_inputs"]:
@@ -414,7 +429,7 @@ class _ExportedGeneration(CausalGeneration):
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the next call."""
+        """Returns the keyword arguments of the call that processes the next token."""
         updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
         if "position_ids" in updated:
             updated["position_ids"] = updated["position_ids"][:, -1:] + 1
@@ -425,8 +440,9 @@ class _ExportedGeneration(CausalGeneration):
         index = model.config.bridge_exports.index
         if index["cache"] is None:
             raise UsageError(
-                f"the exported programs of {model.torch_class_name()} cannot generate: see "
-                "docs/bridge.md"
+                f"the exported programs of {model.torch_class_name()} cannot generate, because "
+                "they contain no cache. docs/bridge.md lists the models whose generation can be "
+                "exported"
             )
         layers = {}
         for number, shapes in index["cache"]["layers"].items():

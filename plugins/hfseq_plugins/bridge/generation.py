@@ -1,13 +1,13 @@
-"""Generation with bridged models: caches of a fixed size, or all tokens in each step.
+"""Generation with bridged models.
 
-A model call with a cache gets one of these kinds, which `CachePlan` selects by tracing the model
-once:
+A model stores one of these types of caches between two steps. `plan_cache` selects the type by
+tracing the model:
 
-* keys and values of each layer, in buffers of a fixed length, and those of cross-attention, which
-  are computed once;
-* the states of linear-attention and state-space layers, and with them the keys and values of the
-  attention layers of hybrid models;
-* a history of all tokens, with which each step runs the model on the whole sequence. This is
+* Keys: the keys and values of each attention layer, in buffers of a fixed length. Encoder-decoders
+  also store the keys and values of cross-attention, which are computed once.
+* States: the states of linear-attention and state-space layers.
+* Hybrid: the states of some layers, and the keys and values of the attention layers.
+* History: all tokens of the sequence. Each step runs the model on the whole sequence. This is
   slower, but every causal model supports it.
 
 Outside of the module, a cache is a nested dict as in all models of hfseq (`hfseq.nn.kv_cache`).
@@ -49,15 +49,17 @@ from hfseq_plugins.bridge.variables import Holder
 
 logger = logging.getLogger("hfseq")
 
-#: Attributes of a bridged module that hold the cache. PyTorch's modules do not have these names.
+#: Attributes of a bridged module that hold the cache: the keys, values and states of the layers, or
+#: all tokens. PyTorch's modules do not have attributes with these names.
 LAYERS, HISTORY = "cached_layers", "token_history"
-#: The same for the keys and values of the encoder's output.
+#: Attribute that holds the keys and values of cross-attention.
 ENCODER_LAYERS = "cached_encoder_layers"
-#: Inputs of a model that its cache replaces after the prompt.
+#: Image and audio inputs of models, which `generate` accepts in addition to the prompt.
 MEDIA = ("pixel_values", "input_features", "input_values", "image_grid_thw", "pixel_mask")
 
 CacheType = Literal["keys", "states", "hybrid", "history"]
-#: The layers of Transformers' caches whose contents the bridge stores.
+#: The classes of cache layers in Transformers that the bridge supports: those with keys and values,
+#: and those with states.
 _KEY_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
 _STATE_LAYERS = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 Shapes = Mapping[str, tuple[int, ...]]
@@ -86,7 +88,7 @@ class FixedLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes new keys and values, and returns those of all positions."""
+        """Writes new keys and values into the buffers, and returns the whole buffers."""
         del args, kwargs
         new_key, new_value = trace.as_arrays((key_states, value_states))
         self.new_tokens = new_key.shape[2]
@@ -97,27 +99,28 @@ class FixedLayer(CacheLayerMixin):
         return tuple(trace.as_tensors((key, value)))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns the number of keys, and the position of the first one."""
+        """Returns the number of keys in the buffers, and the position of the first key."""
         del query_length
         return self.key.shape[1], 0
 
     def get_seq_length(self) -> Any:
-        """Returns the number of tokens before this call."""
+        """Returns the number of tokens that were in the buffers before this call."""
         return trace.as_tensors(self.index)
 
     def get_max_length(self) -> int:
-        """Returns the length of the buffers."""
+        """Returns the number of tokens that fit into the buffers."""
         return self.key.shape[1]
 
 
 class RowsLayer(FixedLayer):
-    """Keys and values of rows that have different numbers of tokens.
+    """The keys and values of a layer, for rows of the batch with different numbers of tokens.
+
+    Each call adds one token per row.
 
     Args:
         key: As in `FixedLayer`.
         value: As in `FixedLayer`.
-        positions: Number of tokens in the buffers of each row, `(batch,)`. The number of new tokens
-            is one.
+        positions: Number of tokens in the buffers of each row, `(batch,)`.
     """
 
     def __init__(self, key: jax.Array, value: jax.Array, positions: jax.Array):
@@ -127,7 +130,7 @@ class RowsLayer(FixedLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes new keys and values, and returns those of all positions."""
+        """Writes one key and value per row into the buffers, and returns the whole buffers."""
         del args, kwargs
         new_key, new_value = trace.as_arrays((key_states, value_states))
         rows = jnp.arange(new_key.shape[0])
@@ -140,7 +143,7 @@ class RowsLayer(FixedLayer):
 
 
 class HybridLayer(LinearAttentionLayer, RowsLayer):  # type: ignore[override]
-    """A layer with states and with keys and values.
+    """The cache of a layer that has both states and keys and values.
 
     Args:
         count: Number of states.
@@ -162,13 +165,13 @@ def _write(buffer: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """What a model stores between two steps of generation.
+    """Describes the cache of a model in generation.
 
     Attributes:
-        cache_type: The contents of the cache.
-        layers: The shapes of the entries of each layer, for a batch of one example. Keys and values
-            have a length of one.
-        reason: Why each step runs the model on the whole sequence, or an empty string.
+        cache_type: The type of the cache. The docstring of this module describes the types.
+        layers: The shapes of the keys, values and states of each layer, for one example. Keys and
+            values have a length of one token.
+        reason: Why the model needs a cache of the type "history", or an empty string.
         encoder_layers: As `layers`, for the keys and values of cross-attention.
     """
 
@@ -179,7 +182,7 @@ class CachePlan:
 
 
 def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
-    """Selects the cache of a model, from a trace of its forward pass with Transformers' cache."""
+    """Selects the type of a model's cache by tracing its forward pass with Transformers' cache."""
     plan = structure.cache_plan
     if plan is None:
         plan = structure.cache_plan = _probe(structure, is_seq2seq)
@@ -195,7 +198,7 @@ def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
 def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
     module: Any = structure.module
     if "cache" not in structure.parameters.parameters:
-        return CachePlan("history", {}, "its forward pass has no cache of Transformers 5")
+        return CachePlan("history", {}, "its forward pass has no argument `cache`")
     if is_seq2seq:
         return _probe_seq2seq(structure)
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -215,21 +218,24 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
 
     try:
         jax.eval_shape(forward, abstract_tensors(structure))
-    except Exception as error:  # a cache of another kind, or an operator that is not translated
+    except Exception as error:  # an unsupported cache class or operator
         return CachePlan("history", {}, _first_line(error))
     kinds = {"keys" if name.startswith("cached") else "states" for name in _entry_names(layers)}
     if len(kinds) == 1:
         return CachePlan("keys" if kinds == {"keys"} else "states", layers)
     if has_window:
-        return CachePlan("history", {}, "some layers have states, and others a sliding window")
+        return CachePlan(
+            "history", {}, "some layers have states, and others attend to a sliding window"
+        )
     return CachePlan("hybrid", layers)
 
 
 def _probe_seq2seq(structure: Structure) -> CachePlan:
-    """Selects the cache of an encoder-decoder.
+    """Selects the type of an encoder-decoder's cache by tracing its forward pass twice.
 
-    The model runs once with Transformers' cache, which shows the shapes, and once with buffers of a
-    fixed length, which shows whether its code accepts a number of tokens that is traced.
+    The first trace uses Transformers' cache and returns the shapes of the keys and values. The
+    second trace uses buffers of a fixed length. It fails if the code of the model needs the number
+    of cached tokens as a Python number.
     """
     module: Any = structure.module
     ids, length = jnp.ones((1, 2), jnp.int32), 4
@@ -263,7 +269,7 @@ def _probe_seq2seq(structure: Structure) -> CachePlan:
         tensors = abstract_tensors(structure)
         jax.eval_shape(forward, tensors)
         jax.eval_shape(step, tensors, jnp.int32(0))
-    except Exception as error:  # a cache of another kind, or code that needs the number of tokens
+    except Exception as error:  # an unsupported cache class, or code that needs a Python number
         return CachePlan("history", {}, _first_line(error))
     return CachePlan("keys", layers, encoder_layers=encoder_layers)
 
@@ -273,7 +279,7 @@ def _entry_names(layers: Mapping[str, Shapes]) -> set[str]:
 
 
 def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the PyTorch tensors of a model."""
+    """Returns the shape and dtype of each PyTorch tensor of a model, for `jax.eval_shape`."""
     tensors = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in structure.shapes.items()}
     for name, value in structure.statistics.items():
         tensors[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
@@ -281,7 +287,7 @@ def abstract_tensors(structure: Structure) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _entry_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the states, keys and values of a layer of Transformers' cache."""
+    """Returns the shapes of the states, keys and values in a layer of Transformers' cache."""
     shapes: dict[str, tuple[int, ...]] = {}
     if type(layer) in _STATE_LAYERS:
         for name, states in _states_of(layer).items():
@@ -290,7 +296,7 @@ def _entry_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
         for name, x in (("cached_key", layer.keys), ("cached_value", layer.values)):
             shapes[name] = (x.shape[0], 1, x.shape[1], x.shape[3])
     if not shapes:
-        raise ValueError(f"a layer has a cache of the type {type(layer).__name__}")
+        raise ValueError(f"the cache class {type(layer).__name__} of a layer is not supported")
     return shapes
 
 
@@ -300,11 +306,11 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# -- inside of the module
+# -- the cache inside of a module
 
 
 def add_holders(module: Any) -> None:
-    """Adds the submodules that hold the entries of a cache, which are empty without a cache."""
+    """Adds empty submodules to a bridged module, to which a cache can be attached."""
     numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
     count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
     for name in (LAYERS, ENCODER_LAYERS):
@@ -316,7 +322,11 @@ def add_holders(module: Any) -> None:
 
 
 def cached_entries(module: Any, name: str = LAYERS) -> dict[str, dict[str, Any]]:
-    """Returns the cache variables of each layer that has some, by the number of the layer."""
+    """Returns the variables of the cache that is attached to a module.
+
+    Returns:
+        The variables by name, for the number of each layer that has any.
+    """
     entries = {}
     for number, holder in vars(getattr(module, name)).items():
         if isinstance(holder, Holder):
@@ -331,11 +341,11 @@ def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any])
 
     Args:
         run: Function that runs PyTorch's forward pass on inputs.
-        module: The module.
-        inputs: The inputs of the new tokens.
+        module: The module. Its cache is updated.
+        inputs: The inputs by name, which contain the new tokens.
 
     Returns:
-        The output, or `None` if no cache is attached.
+        The output for the new tokens, or `None` if no cache is attached.
     """
     history = getattr(module, HISTORY)
     if isinstance(getattr(history, "cached_key", None), nnx.Cache):
@@ -364,13 +374,18 @@ def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any])
 def _run_seq2seq(
     run: Callable[..., Any], entries: Mapping[str, Any], cache: Cache, inputs: dict[str, Any]
 ) -> Any:
-    """Runs a decoder with the keys and values of the encoder's output, or computes them."""
+    """Runs a decoder with cached keys and values of self-attention and cross-attention.
+
+    If the call option `fill_encoder_cache` is set, PyTorch's code computes the keys and values of
+    cross-attention, and the cache stores them. Otherwise they are read from the cache.
+    """
     fills, rows = current_options().fill_encoder_cache, inputs["decoder_input_ids"].shape[0]
     encoder_cache = DynamicCache()
     if not fills:
         encoder_cache.layers = [_encoder_layer(entry, rows) for entry in entries.values()]
     caches = EncoderDecoderCache(cache, encoder_cache)
-    # Without a mask, PyTorch's code would build one from the number of cached tokens.
+    # Without a mask, PyTorch's code would build one from the number of cached tokens, which is not
+    # known in a trace.
     mask = jnp.ones((rows, cache.get_max_length()), jnp.int32)
     inputs = {"decoder_attention_mask": mask, **inputs}
     output = run({**inputs, "cache": caches, "use_cache": True})
@@ -379,13 +394,13 @@ def _run_seq2seq(
         for layer, entry in zip(new_layers, entries.values(), strict=True):
             for name, tensor in (("cached_key", layer.keys), ("cached_value", layer.values)):
                 array, old = trace.as_arrays(tensor).swapaxes(1, 2), entry[name][...]
-                times = array.shape[0] // old.shape[0]  # the beams of an input share the entry
+                times = array.shape[0] // old.shape[0]  # all beams of an input share one row
                 entry[name][...] = array[::times].astype(old.dtype)
     return output
 
 
 def _encoder_layer(entry: Mapping[str, Any], rows: int) -> DynamicLayer:
-    """Returns the keys and values of the encoder's output for all rows of the decoder."""
+    """Returns the keys and values of cross-attention, repeated for the rows of the decoder."""
     layer: Any = DynamicLayer()
     arrays = (entry[name][...].swapaxes(1, 2) for name in ("cached_key", "cached_value"))
     layer.keys, layer.values = trace.as_tensors(
@@ -396,7 +411,7 @@ def _encoder_layer(entry: Mapping[str, Any], rows: int) -> DynamicLayer:
 
 
 def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any]) -> Any:
-    """Runs the model on all tokens, and returns the outputs of the new ones."""
+    """Runs the model on all tokens of the sequence, and returns the logits of the new tokens."""
     prefix = "decoder_" if "decoder_input_ids" in inputs else ""
     ids = inputs[f"{prefix}input_ids"]
     index, length = history.cache_index[...], ids.shape[1]
@@ -423,7 +438,7 @@ def _run_on_states(
     inputs: dict[str, Any],
     parameters: Container[str],
 ) -> Any:
-    """Runs the model on one token after the other, and skips those that the mask hides."""
+    """Runs the model on one token at a time. Masked tokens do not change the cache."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     mask = jnp.ones_like(ids) if mask is None else mask
 
@@ -467,7 +482,7 @@ def _run_on_states(
 
 
 def _state_layer(entry: Mapping[str, jax.Array]) -> Any:
-    """Returns the layer of a cache with the states, keys and values of an entry."""
+    """Creates a layer of Transformers' cache from the cached arrays of that layer."""
     states = {name: value for name, value in entry.items() if "_state_" in name}
     keys = [entry[n] for n in ("cached_key", "cached_value", "position") if "cached_key" in entry]
     if not states:
@@ -490,7 +505,7 @@ def _state_layer(entry: Mapping[str, jax.Array]) -> Any:
 
 
 def _entries_of(layer: Any) -> dict[str, jax.Array]:
-    """Returns the states, keys and values of a layer of a cache by name."""
+    """Returns the states, keys and values in a layer of Transformers' cache by name."""
     entries = _states_of(layer) if isinstance(layer, LinearAttentionLayer) else {}
     if isinstance(layer, RowsLayer):
         entries |= {"cached_key": layer.key, "cached_value": layer.value}
@@ -519,7 +534,7 @@ def empty_cache(
         model: The model.
         batch_size: Number of sequences.
         max_length: Maximum number of tokens per sequence.
-        history: Whether to store all tokens instead of the states of the layers.
+        history: Whether to return a cache of the type "history", whatever the model supports.
     """
     is_seq2seq = isinstance(model, Seq2SeqGeneration)
     plan = plan_cache(model.structure, is_seq2seq)
@@ -554,7 +569,7 @@ class BridgedCausalGeneration(CausalGeneration):
 
     @functools.cached_property
     def fixed_state(self) -> bool:
-        """Whether the cache is a state that cannot be rewound."""
+        """Whether the cache contains states, from which tokens cannot be removed again."""
         model: Any = self
         return plan_cache(model.structure, False).cache_type in ("states", "hybrid")
 
@@ -569,13 +584,14 @@ class BridgedCausalGeneration(CausalGeneration):
         attention_mask: jax.Array | None = None,
         **inputs: Any,
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the first call.
+        """Returns the keyword arguments of the call that processes the prompts.
 
         Args:
             input_ids: Prompts, `(batch, length)`.
             max_length: Number of tokens that the cache can contain.
             attention_mask: Mask of the prompts, `(batch, length)`.
-            **inputs: Images and other inputs of the model, which are passed to all steps.
+            **inputs: Images and other inputs of the model, which are passed to the model in every
+                step. With such inputs, the cache has the type "history".
         """
         model: Any = self
         if self.fixed_state:
@@ -593,7 +609,7 @@ class BridgedCausalGeneration(CausalGeneration):
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the next call, with the new cache and next positions."""
+        """Returns the keyword arguments of the next call, with the new cache and positions."""
         updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
         if self.fixed_state:
             rows = model_kwargs["attention_mask"].shape[0]
@@ -634,7 +650,16 @@ class BridgedSeq2SeqGeneration(Seq2SeqGeneration):
 def generation_mixin(
     torch_class: Any, is_seq2seq: bool, names: tuple[str, ...]
 ) -> tuple[type, ...]:
-    """Returns the class that prepares the inputs of generation, if PyTorch's class can generate."""
+    """Returns the base classes that prepare the inputs of generation.
+
+    Args:
+        torch_class: The PyTorch class.
+        is_seq2seq: Whether the model is an encoder-decoder.
+        names: The names of the model's inputs.
+
+    Returns:
+        One class, or an empty tuple if the PyTorch class cannot generate.
+    """
     if not torch_class.can_generate():
         return ()
     if is_seq2seq:
@@ -642,7 +667,8 @@ def generation_mixin(
     media = [name for name in names if name in MEDIA]
     if not media:
         return (BridgedCausalGeneration,)
-    # `generate` accepts the named arguments of this method.
+    # `generate` accepts the inputs that the signature of this method names, so the signature must
+    # name the image and audio inputs.
     base = BridgedCausalGeneration.prepare_inputs_for_generation
 
     @functools.wraps(base)

@@ -1,4 +1,4 @@
-"""Gradients where PyTorch code disables or replaces them."""
+"""Gradients of PyTorch code that disables gradients or defines its own backward pass."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import jax.numpy as jnp
 
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 
-#: Custom functions whose backward pass is the derivative of their forward pass, up to rounding.
+#: Names of `torch.autograd.Function` classes whose backward pass is the derivative of their forward
+#: pass, up to rounding.
 EXACT_FUNCTIONS = frozenset({"GeLUFunction", "XSoftmax"})
 
 
 def without_gradient(array: jax.Array) -> jax.Array:
-    """Returns a result that was computed while PyTorch's gradients were disabled.
+    """Defines the gradient of a result that was computed while PyTorch's gradients were disabled.
 
-    PyTorch disables gradients in `torch.no_grad` blocks, whose results are constants for the
-    backward pass, and in the forward passes of custom functions, which have their own backward
-    pass. jax differentiates the forward pass of those in `EXACT_FUNCTIONS`, and refuses to
-    differentiate others.
+    PyTorch disables gradients in two places. In a `torch.no_grad` block, results have no gradient.
+    In the forward pass of a `torch.autograd.Function`, PyTorch would use the backward pass of the
+    function. The bridge cannot run this backward pass. jax differentiates the forward passes of the
+    functions in `EXACT_FUNCTIONS`, and the bridge raises an error when jax differentiates another.
     """
     name = _custom_function()
     if name is None:
@@ -53,8 +54,8 @@ def _refuse_gradient_jvp(
     name: str, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     raise UnsupportedModel(
-        f"the custom function {name} has its own backward pass, which may differ from the "
-        "derivative of its forward pass",
+        f"the torch.autograd.Function {name} defines its own backward pass, which may differ from "
+        "the derivative of its forward pass",
         operator=f"torch.autograd.Function {name}",
-        solution="The forward pass works. Training needs a native implementation",
+        solution="The model can be evaluated, but training needs a native implementation",
     )

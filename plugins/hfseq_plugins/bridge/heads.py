@@ -10,7 +10,8 @@ from typing import Any
 
 from hfseq.errors import UsageError, did_you_mean
 
-#: The versions of PyTorch that the bridge is tested with: at least the first, below the second.
+#: The bridge is tested with versions of PyTorch from the first of these up to, but not including,
+#: the second.
 TORCH_VERSIONS = ((2, 13), (2, 14))
 #: Tasks whose names differ between Transformers 5 (keys) and hfseq (values).
 RENAMED_TASKS = {"ForImageTextToText": "ForVision2Seq"}
@@ -19,15 +20,15 @@ CLASSES = "hfseq_plugins.bridge.classes"
 
 
 def describe_architecture(model_type: str, task: str) -> dict[str, Any]:
-    """Returns the bridged architecture of a model type, as the hook ``fallback_architecture`` does.
+    """Describes how the bridge runs a model type. The hook ``fallback_architecture`` returns this.
 
     Args:
         model_type: The model type of a Transformers configuration.
-        task: The task whose head is needed, such as ``"ForObjectDetection"``.
+        task: The task for which a model class is needed, such as ``"ForObjectDetection"``.
 
     Raises:
-        UsageError: Transformers has no such model type, the model type has no head for the task, or
-            the bridge is not tested with the installed version of PyTorch.
+        UsageError: Transformers does not have the model type or has no class of the model type for
+            the task, or the bridge is not tested with the installed version of PyTorch.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -58,7 +59,8 @@ def torch_heads(model_type: str) -> dict[str, str]:
     modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     heads = {}
     for name, auto_class in vars(modeling_auto).items():
-        # A mapping of class names. Its values are imported on use, which would need PyTorch.
+        # This mapping contains the names of the classes. Looking up the classes themselves would
+        # import PyTorch.
         mapping = getattr(getattr(auto_class, "_model_mapping", None), "_model_mapping", {})
         class_names = mapping.get(model_type) if name.startswith("AutoModel") else None
         if class_names is not None:
@@ -71,7 +73,7 @@ def torch_heads(model_type: str) -> dict[str, str]:
 def check_torch_version() -> None:
     """Raises a UsageError if an untested version of PyTorch is installed.
 
-    Without PyTorch, the bridge runs exported programs.
+    If PyTorch is not installed, no error is raised, because the bridge can run exported programs.
     """
     if importlib.util.find_spec("torch") is None:
         return

@@ -1,4 +1,4 @@
-"""Initial values of a new bridged model, drawn from the distributions of its PyTorch class."""
+"""Draws the initial parameters of a new bridged model as its PyTorch class would."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hfseq_plugins.bridge.tensor import JaxTensor, from_array
 
 logger = logging.getLogger("hfseq")
 
-#: Maximum number of parameters of a PyTorch model that is constructed for its initial values.
+#: Largest number of parameters for which a PyTorch model is constructed to get initial values.
 MAX_CONSTRUCTED = 300_000_000
 
 
 def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]:
-    """Runs the initialization of PyTorch's class over traced arrays.
+    """Runs the weight initialization of the PyTorch class in JAX.
 
     Args:
         structure: The structure of the model.
@@ -43,9 +43,9 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
     except UnsupportedModel as error:
         scale = getattr(structure.module.config, "initializer_range", 0.02)
         logger.warning(
-            "the initialization of %s cannot run in JAX (%s): matrices are drawn from a normal "
-            "distribution with the standard deviation %s, vectors are zero, and the weights of "
-            "norms are one",
+            "the initialization of %s cannot run in JAX (%s). Instead, matrices are drawn from a "
+            "normal distribution with the standard deviation %s, vectors are set to zero, and the "
+            "weights of norms are set to one",
             type(structure.module).__name__,
             f"{error.problem}: {error.statement}",
             scale,
@@ -58,18 +58,21 @@ def initial_values(structure: Structure, key: jax.Array) -> dict[str, jax.Array]
 def _constructed_values(
     structure: Structure, shapes: Mapping[str, tuple[int, ...]], key: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns the values of parameters that only the constructors of PyTorch's modules set.
+    """Returns the initial values of parameters that only PyTorch's constructors set.
+
+    A PyTorch model is constructed to get these values. For a model with more than `MAX_CONSTRUCTED`
+    parameters, they are drawn from a normal distribution instead.
 
     Args:
         structure: The structure of the model.
         shapes: The shapes of these parameters by name.
-        key: A PRNG key for models that are too large to be constructed.
+        key: The PRNG key for the normal distribution.
     """
     size = sum(math.prod(shape) for shape in structure.shapes.values())
     if size > MAX_CONSTRUCTED:
         logger.warning(
-            "%s initializes these parameters in its constructor, which is not run for a model with "
-            "%d parameters, so they are drawn from a normal distribution: %s",
+            "%s sets some initial values in its constructor, which hfseq does not run for a model "
+            "with %d parameters. These are drawn from a normal distribution instead: %s",
             type(structure.module).__name__,
             size,
             ", ".join(sorted(shapes)[:5]),
@@ -86,7 +89,7 @@ def _constructed_values(
 
 
 def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """Returns the compiled initialization, which all models with the structure share."""
+    """Returns the compiled initialization. All models with the same structure share it."""
     _replace_truncated_normal()
     if structure.initialize is None:
 
@@ -101,10 +104,11 @@ def _draw(structure: Structure, shapes: Mapping[str, tuple[int, ...]]) -> Any:
 
 @functools.cache
 def _replace_truncated_normal() -> None:
-    """Lets Transformers initialize traced tensors with jax's truncated normal distribution.
+    """Replaces the truncated normal distribution in Transformers' initialization.
 
-    PyTorch's function redraws numbers until all of them are within the bounds, which cannot be
-    compiled. For all other tensors, PyTorch's function is used.
+    PyTorch's function draws numbers repeatedly until all of them are within the bounds, which jax
+    cannot compile. The replacement uses jax's distribution for traced tensors, and PyTorch's
+    function for all others.
     """
     functions: dict[str, Any] = TORCH_INIT_FUNCTIONS
     original = functions["trunc_normal_"]

@@ -1,4 +1,4 @@
-"""Sharding rules of bridged models, from the parallel plans of their configuration."""
+"""Sharding rules of bridged models, derived from Transformers' parallelism plans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hfseq.nn import trees
 if TYPE_CHECKING:
     import torch
 
-#: The tactic of a kernel and of a bias, for each style of Transformers' plans that splits a linear
-#: layer or an embedding matrix. Parameters with another style are not split over `tensor`.
+#: How hfseq shards the kernel and the bias of a layer, for each style in Transformers' plans that
+#: splits a linear layer or an embedding matrix over devices. Parameters with another style are not
+#: split over the mesh axis `tensor`.
 STYLES = {
     "colwise": ("column", "column_bias"),
     "packed_colwise": ("column", "column_bias"),
@@ -25,21 +26,26 @@ STYLES = {
     "local_rowwise": ("row", "vector"),
     "embedding_rowwise": ("embedding", "embedding"),
 }
-#: The styles of expert-parallel plans for parameters whose first axis is the expert.
+#: Styles in expert-parallel plans whose parameters have the expert as their first axis.
 EXPERT_STYLES = ("grouped_gemm",)
 
 
 def sharding_rules(model: Any) -> list[tuple[str, str]]:
-    """Returns a rule for each parameter of a model.
+    """Returns a sharding rule for each parameter of a model.
 
-    The tensor-parallel plan of the PyTorch class decides which parameters are split over `tensor`,
-    and its expert-parallel plan which parameters are split by expert over `fsdp`. All other
-    parameters with several dimensions are split over `fsdp`, along the first of their second and
-    first dimensions that is a multiple of 8. Vectors are replicated. The rules do not split
-    parameters with more than two dimensions over `tensor`.
+    * Matrices and biases in the tensor-parallel plan of the PyTorch class are split over the mesh
+      axis `tensor`. Parameters with more than two dimensions are never split over it.
+    * Parameters in the expert-parallel plan are split by expert over the mesh axis `fsdp`.
+    * All other parameters with at least two dimensions are split over `fsdp` along their second
+      dimension. If its size is not a multiple of 8, they are split along their first dimension. If
+      that size is not a multiple of 8 either, they are replicated.
+    * All other vectors are replicated.
 
     Args:
         model: A bridged model.
+
+    Returns:
+        Pairs of a regular expression for the path of a parameter and the name of a layout.
     """
     plan = tensor_parallel_plan(model.structure.module)
     expert_plan = expert_parallel_plan(model.structure.module)
@@ -57,7 +63,7 @@ def sharding_rules(model: Any) -> list[tuple[str, str]]:
 
 
 def tensor_parallel_plan(module: torch.nn.Module) -> dict[str, str]:
-    """Returns the plan of a PyTorch model: patterns of module names, and their styles."""
+    """Returns the tensor-parallel plan of a PyTorch model, a style per pattern of module names."""
     plan = dict(getattr(module, "_tp_plan", None) or {})
     for name, part in module.named_modules():
         config = getattr(part, "config", None)
@@ -69,13 +75,13 @@ def tensor_parallel_plan(module: torch.nn.Module) -> dict[str, str]:
 
 
 def expert_parallel_plan(module: Any) -> tuple[str, ...]:
-    """Returns the patterns of the names of parameters whose first axis is the expert."""
+    """Returns patterns of the names of those parameters whose first axis is the expert."""
     plan = getattr(module, "_ep_plan", None) or {}
     return tuple(pattern for pattern, style in plan.items() if style in EXPERT_STYLES)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression for a pattern of a plan, in which `*` is part of a name."""
+    """Converts a pattern of a plan to a regular expression. `*` matches one part of a name."""
     return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
 
 
@@ -100,7 +106,7 @@ def _planned_tactic(
             return "vocab_column"
         if leaf == "embedding":
             return "embedding"
-        if leaf != "kernel":  # in PyTorch's layout, (outputs, inputs)
+        if leaf != "kernel":  # the parameter has PyTorch's layout, (outputs, inputs)
             return {"column": "row", "row": "column"}.get(weight, weight)
         return weight
     return None

@@ -2,7 +2,7 @@
 
 A bridged model is an ordinary `FlaxPreTrainedModel`. Its NNX module holds the parameters of the
 PyTorch model (`hfseq_plugins.bridge.structure`). A call of the module runs the Python code of the
-PyTorch model over traced arrays (`hfseq_plugins.bridge.trace`).
+PyTorch model on jax arrays (`hfseq_plugins.bridge.trace`).
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ from hfseq_plugins.bridge.variables import Holder
 
 logger = logging.getLogger("hfseq")
 
-#: Arguments of PyTorch's forward passes that bridged models set themselves.
+#: Arguments of PyTorch's forward passes that callers of a bridged model cannot pass.
 _NOT_INPUTS = ("labels", "return_dict", "use_cache", "cache", "cache_params", "state", "kwargs")
-#: Arguments of PyTorch's forward passes that are options of hfseq's models.
+#: Arguments of PyTorch's forward passes that are options, not inputs, in hfseq's models.
 _OPTIONS = ("output_attentions", "output_hidden_states")
-#: The order of these inputs, which come first, as in all text models of hfseq.
+#: Inputs of text models in the order in which they precede all other inputs.
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-#: Inputs whose values determine shapes. They are constants of the compiled program.
+#: Ends of the names of inputs whose values determine the shapes of arrays. These inputs are
+#: constants of the compiled program.
 _STATIC_INPUTS = ("grid_thw", "image_sizes", "spatial_shapes", "grid_hws", "image_num_patches")
 
 
 class BridgedModule(nnx.Module):
-    """The parameters of a PyTorch model, and a call that runs its code.
+    """An NNX module with the parameters of a PyTorch model. Calling it runs the PyTorch code.
 
     Args:
         config: The configuration.
         rngs: Random number generators.
 
     Attributes:
-        torch_class_name: The PyTorch class in Transformers.
+        torch_class_name: Name of the PyTorch class in Transformers.
     """
 
     torch_class_name: ClassVar[str]
-    #: The dtype in which PyTorch's code computes, or `None` for that of the parameters.
+    #: The dtype in which PyTorch's code computes, or `None` for the dtype of the parameters.
     compute_dtype: DTypeLike | None = None
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -92,7 +93,7 @@ class BridgedModule(nnx.Module):
         add_holders(self)
 
     def _holder(self, name: str) -> Any:
-        """Returns the module at a PyTorch name, which is created if it does not exist."""
+        """Returns the submodule with a PyTorch name. It is created if it does not exist."""
         node: Any = self
         for part in name.split(".") if name else ():
             if not hasattr(node, part):
@@ -107,7 +108,12 @@ class BridgedModule(nnx.Module):
         return node
 
     def tensors(self) -> tuple[dict[str, jax.Array], dict[str, trace.Layer]]:
-        """Returns the PyTorch tensors by name, and the hfseq layers by the name of their module."""
+        """Returns the arguments `tensors` and `layers` of `trace.call`.
+
+        Returns:
+            The parameters and buffers by PyTorch name and in PyTorch's layout, and the hfseq layers
+            by the PyTorch name of the module that they replace.
+        """
         structure, dtype = self.structure, self.compute_dtype
         tensors: dict[str, jax.Array] = {}
         layers: dict[str, trace.Layer] = {}
@@ -116,7 +122,8 @@ class BridgedModule(nnx.Module):
             for leaf, path_leaf in layer.leaves.items():
                 name = f"{layer.name}.{leaf}" if layer.name else leaf
                 if path_leaf == "kernel":
-                    # XLA drops the transposition if no code of PyTorch uses the weight itself.
+                    # The hfseq layer computes with the kernel itself. XLA removes this
+                    # transposition unless PyTorch code also uses the weight directly.
                     value = module.gathered_kernel().T
                 else:
                     value = getattr(module, path_leaf)[...]
@@ -135,7 +142,7 @@ class BridgedModule(nnx.Module):
         for name, path in structure.buffer_paths.items():
             tensors[name] = self._variable(path)[...]
         for name, constant in structure.constants.items():
-            if name.endswith("num_batches_tracked"):  # incremented in training
+            if name.endswith("num_batches_tracked"):  # PyTorch's code increments it in training
                 tensors[name] = jnp.asarray(constant)
         return tensors, layers
 
@@ -153,7 +160,8 @@ class BridgedModule(nnx.Module):
             rngs: Keys of dropout, or `None` in evaluation.
             output_attentions: Whether to return attention weights.
             output_hidden_states: Whether to return hidden states.
-            **inputs: The inputs of PyTorch's forward pass, and ``segment_ids``.
+            **inputs: The inputs of PyTorch's forward pass. ``segment_ids`` are the numbers of the
+                packed documents, `(batch, length)`.
         """
         flags = {"output_attentions": output_attentions}
         flags |= {"output_hidden_states": output_hidden_states}
@@ -168,7 +176,7 @@ class BridgedModule(nnx.Module):
         return run(arguments) if output is None else output
 
     def _run(self, inputs: Mapping[str, Any], rngs: Keys | None = None, **options: Any) -> Any:
-        """Runs the PyTorch model, updates the buffers, and returns its outputs."""
+        """Runs the PyTorch model, updates its buffers in training, and returns its outputs."""
         structure, call_options = self.structure, current_options()
         arguments = {name: _static(name, value) for name, value in inputs.items()}
         accepted = structure.parameters.parameters
@@ -196,8 +204,8 @@ class BridgedModule(nnx.Module):
         )
         if unused := sorted(adapted.keys() - called) if "function" not in options else []:
             logger.warning(
-                "the adapters of %s have no effect in this call, because PyTorch's code does not "
-                "call these layers as modules",
+                "the adapters of %s have no effect in this call, because the PyTorch code of the "
+                "model uses the weights of these layers without calling the layers",
                 ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else ""),
             )
         for name, value in buffers.items():
@@ -208,7 +216,7 @@ class BridgedModule(nnx.Module):
 
 
 def _recording(layer: trace.Layer, called: set[str], name: str) -> trace.Layer:
-    """Returns a layer that adds its name to `called`."""
+    """Returns a function that calls a layer and adds its name to the set `called`."""
 
     def call(x: jax.Array) -> jax.Array:
         called.add(name)
@@ -218,7 +226,7 @@ def _recording(layer: trace.Layer, called: set[str], name: str) -> trace.Layer:
 
 
 def _lookup(layer: nn.Embed, padding_idx: int | None) -> Callable[[jax.Array], jax.Array]:
-    """Returns the lookup in an embedding matrix. As in PyTorch, the padding row is not trained."""
+    """Returns a function that looks up embeddings. As in PyTorch, padding gets no gradient."""
     if padding_idx is None:
         return layer
 
@@ -231,7 +239,7 @@ def _lookup(layer: nn.Embed, padding_idx: int | None) -> Callable[[jax.Array], j
 
 
 def _static(name: str, value: Any) -> Any:
-    """Returns the values of inputs that determine shapes, unless they are traced."""
+    """Converts an input to a NumPy array if its values determine shapes and are not traced."""
     is_static = name.endswith(_STATIC_INPUTS)
     if is_static and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         return np.asarray(value)
@@ -239,7 +247,7 @@ def _static(name: str, value: Any) -> Any:
 
 
 def _output(torch_class: type, values: Mapping[str, Any]) -> Any:
-    """Returns an hfseq output with the fields of an output of PyTorch."""
+    """Returns an hfseq output with the fields of a PyTorch output class, without loss and cache."""
     names = [field.name for field in dataclasses.fields(torch_class)]
     names = [name for name in names if name != "loss"]
     fields = {n: v for n, v in values.items() if n in names and not _is_cache(n)}
@@ -251,7 +259,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _plain_output(values: Any) -> Any:
-    """Returns an hfseq output for a forward pass that returns a tensor, a tuple or a dictionary."""
+    """Returns an hfseq output for PyTorch code that returns a tensor, a tuple or a dictionary."""
     if not isinstance(values, Mapping):
         values = values if isinstance(values, tuple) else (values,)
         values = {f"output_{number}": value for number, value in enumerate(values)}
@@ -264,12 +272,12 @@ def _field_names(output_class: Any) -> set[str]:
 
 @functools.cache
 def _output_class(class_name: str, field_names: tuple[str, ...]) -> Any:
-    """Returns the output class with the fields of an output class of PyTorch."""
+    """Returns hfseq's output class with the name and fields of a PyTorch output class."""
     native_class = getattr(outputs, f"Flax{class_name}", None)
     names = [name for name in field_names if not _is_cache(name)]
     if native_class is not None and {*names} <= _field_names(native_class):
         return native_class
-    names.append("past_key_values")  # set by cached decoding
+    names.append("past_key_values")  # the cache, which hfseq sets in generation
     return dataclasses.make_dataclass(
         f"Flax{class_name}",
         [(name, Any, None) for name in names],
@@ -291,7 +299,8 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
             )
         super().__init__(config, *args, **kwargs)
 
-    #: Buffers that Transformers computes and does not read from checkpoints.
+    #: Patterns of the names of buffers that old checkpoints may contain. Transformers does not read
+    #: them, but computes them from the configuration.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"inv_freq$")
 
     def _set_structure(self) -> None:
@@ -328,7 +337,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
         return module
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Draws the initial values that PyTorch's class would draw from its distributions."""
+        """Draws the initial parameters from the distributions that the PyTorch class uses."""
         params, extra = super()._initialize(rng)
         flat = trees.flatten(params)
         values = initial_values(self.structure, rng)
@@ -359,37 +368,40 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
 
     @property
     def trainable_paths(self) -> set[trees.Path]:
-        """The paths of the parameters that training changes.
+        """The paths of the parameters that are trained.
 
-        The result does not contain parameters that PyTorch's class sets to ``requires_grad=False``.
+        Parameters that PyTorch's class sets to ``requires_grad=False`` are not trained.
         """
         frozen = {p for p, name in self.structure.names.items() if name in self.structure.frozen}
         return super().trainable_paths - frozen
 
     def sharding_rules(self) -> Any:
-        """Returns rules from the tensor-parallel plan of the configuration.
+        """Returns sharding rules that follow Transformers' tensor- and expert-parallel plans.
 
-        Parameters that are not in the plan are split over the axis ``fsdp`` only.
+        `hfseq_plugins.bridge.layout.sharding_rules` describes them.
         """
         return sharding_rules(self)
 
     def max_length(self) -> int | None:
-        """Returns the maximum length, without positions that the model reserves for padding."""
+        """Returns the maximum length in tokens, without positions that are reserved for padding."""
         length = super().max_length()
         return length - self.structure.first_position() if isinstance(length, int) else length
 
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Returns the channels, height and width of images, or `None` for any size."""
+        """Returns the channels, height and width of images, or `None` if they are not fixed."""
         try:
             return super().image_shape()
-        except (TypeError, ValueError):  # the configuration describes the size in another way
+        except (TypeError, ValueError):  # the configuration does not state one height and width
             return None
 
     def _check_images(self, images: Any) -> None:
         """Does nothing, because PyTorch's code checks the shapes of images, patches and videos."""
 
     def __getattr__(self, name: str) -> Any:
-        """Provides the number of frames that the feature encoder of an audio model computes."""
+        """Provides the method `_get_feat_extract_output_lengths` of an audio model.
+
+        The method returns the number of frames for a number of audio samples.
+        """
         if name == "_get_feat_extract_output_lengths":
             method = getattr(self.structure.module, name, None)
             if method is not None:
@@ -397,12 +409,12 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
         return super().__getattr__(name)  # type: ignore[misc]
 
     def has_input(self, name: str) -> bool:
-        """Returns whether the PyTorch class has an argument with this name."""
+        """Returns whether the forward pass of the PyTorch class has an input with this name."""
         return name in input_names(self.torch_class_name())
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Returns whether PyTorch's class can generate."""
+        """Returns whether the PyTorch class can generate."""
         return issubclass(cls, BridgedCausalGeneration | BridgedSeq2SeqGeneration)
 
     @classmethod
@@ -412,7 +424,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
 
 
 def _count_frames(method: Callable[..., Any], samples: Any, add_adapter: bool = True) -> Any:
-    """Returns the number of frames for a number of samples, with a method of PyTorch's class."""
+    """Calls PyTorch's method that computes the number of frames for a number of samples."""
     lengths = torch.as_tensor(np.asarray(samples, np.int64))
     options = {"add_adapter": add_adapter}
     parameters = inspect.signature(method).parameters
@@ -425,7 +437,7 @@ class FlaxBridgedSeq2SeqPreTrainedModel(FlaxBridgedPreTrainedModel, FlaxSeq2SeqP
 
 
 class BridgedSeq2SeqModule(BridgedModule):
-    """The parameters of a PyTorch encoder-decoder, and calls that run its parts."""
+    """An NNX module with the parameters of a PyTorch encoder-decoder."""
 
     def encode(self, *, rngs: Keys | None = None, **inputs: Any) -> Any:
         """Runs the encoder."""
@@ -445,8 +457,8 @@ class BridgedSeq2SeqModule(BridgedModule):
     ) -> Any:
         """Runs the decoder on the last hidden states of the encoder.
 
-        The number of rows of the decoder may be a multiple of that of the encoder: beams share the
-        input.
+        In beam search, the decoder has several rows for each row of the encoder. The hidden states
+        of the encoder are repeated for these rows.
         """
         rows = decoder_input_ids.shape[0]
         encoder_hidden_states = _repeat_rows(encoder_hidden_states, rows)
@@ -477,7 +489,7 @@ def _run_encoder(module: Any, **inputs: Any) -> Any:
 
 @functools.cache
 def input_names(class_name: str) -> tuple[str, ...]:
-    """Returns the inputs of a PyTorch class that are arrays, in hfseq's order."""
+    """Returns the names of a PyTorch class's inputs, in the order of the model's arguments."""
     names = forward_signature(_torch_class(class_name)).parameters
     inputs = [
         n for n in names if n not in (*_NOT_INPUTS, *_OPTIONS) and not n.startswith("logits_")
@@ -492,8 +504,8 @@ def _torch_class(class_name: str) -> type:
     torch_class = getattr(transformers, class_name, None)
     if torch_class is None:
         raise UsageError(
-            f"transformers {transformers.__version__} has no class '{class_name}' (an optional "
-            "dependency of the class may be missing)"
+            f"transformers {transformers.__version__} has no class '{class_name}'. If the class "
+            "should exist, a package that it depends on may not be installed"
         )
     return torch_class
 
@@ -540,7 +552,7 @@ def bridged_class(class_name: str) -> type[FlaxBridgedPreTrainedModel]:
 
 
 def _module_call(run: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns a method that runs the module, with a signature that lists its inputs."""
+    """Returns a method that calls `run` and whose signature lists the inputs of the model."""
 
     def call(self: BridgedModule, **inputs: Any) -> Any:
         return run(self, **inputs)
@@ -569,7 +581,7 @@ _CALL_OPTIONS = {
 
 
 def _model_call(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns the method `__call__` of a model class, with the inputs of PyTorch's class."""
+    """Returns a method `__call__` for a model class. Its arguments are the inputs in `names`."""
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter("self", positional)]
     parameters += [inspect.Parameter(name, positional, default=None) for name in names]

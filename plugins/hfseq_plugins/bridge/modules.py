@@ -17,12 +17,13 @@ from hfseq_plugins.bridge.dtypes import numpy_array
 def build(config: transformers.PreTrainedConfig, class_name: str) -> torch.nn.Module:
     """Builds a PyTorch model without allocating its parameters.
 
-    Parameters are on the meta device. Buffers that the module computes from its configuration, such
-    as rotary tables, have their values. The module computes attention and experts with the
-    functions that `hfseq_plugins.bridge.registries` registers, and is only usable in `trace.call`.
+    Parameters are on the meta device, so they have no values. Buffers that the module computes from
+    its configuration, such as rotary tables, have values. Attention and experts are computed by the
+    functions that `hfseq_plugins.bridge.registries` registers, so the module can only run in
+    `trace.call`.
 
     Args:
-        config: The configuration. It is copied.
+        config: The configuration. The module uses a copy of it.
         class_name: Name of a model class of Transformers, such as `BertForMaskedLM`.
 
     Returns:
@@ -48,7 +49,7 @@ def build(config: transformers.PreTrainedConfig, class_name: str) -> torch.nn.Mo
 
 
 def _model_class(config: transformers.PreTrainedConfig, class_name: str) -> Any:
-    """Finds a model class that Transformers does not export at its top level."""
+    """Finds a model class of Transformers, even if the package does not export it."""
     package = type(config).__module__.rpartition(".")[0]
     import importlib
     import pkgutil
@@ -64,14 +65,13 @@ def _model_class(config: transformers.PreTrainedConfig, class_name: str) -> Any:
 
 
 def buffers(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    """Returns the buffers of a module that are not parameters of a checkpoint.
+    """Returns the values of a module's buffers by name.
+
+    Examples are rotary tables, which are computed from the configuration, and the initial
+    statistics of batch normalization.
 
     Args:
         module: A module from `build`.
-
-    Returns:
-        Values by name: rotary tables and other tables that are computed from the configuration,
-        and the initial statistics of batch normalization.
     """
     return {
         name: numpy_array(buffer)

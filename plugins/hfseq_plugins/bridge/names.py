@@ -1,8 +1,9 @@
 """The names of a PyTorch model's tensors in checkpoint files.
 
-Transformers renames, joins and splits tensors when it reads a checkpoint whose names differ from
-those of its modules, and reverses this when it saves one (`conversion_mapping.py`). The weight map
-of a bridged model describes the same files.
+The tensors in a checkpoint may have other names than those in the modules of Transformers, or be
+parts of them. Transformers then renames, joins and splits tensors when it loads a checkpoint, and
+reverses this when it saves one (`conversion_mapping.py`). The weight map of a bridged model reads
+and writes the same files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class FileNames:
         module: The PyTorch model.
 
     Attributes:
-        joined: The parameters that files store in several tensors, by the end of their name.
+        joined: The parameters that files store as several tensors, by the end of the parameter's
+            name.
     """
 
     def __init__(self, module: Any):
@@ -42,7 +44,8 @@ class FileNames:
         self._reverse = [
             transform.reverse_transform()
             for transform in reversed(transforms)
-            # Like PyTorch for a new model, hfseq does not add prefixes that modules lack.
+            # When Transformers saves a new model, it does not add prefixes that the names in its
+            # modules do not have.
             if isinstance(transform, WeightRenaming) and not isinstance(transform, PrefixChange)
         ]
         legacy = get_model_conversion_mapping(module, add_legacy=True)
@@ -59,24 +62,27 @@ class FileNames:
         self._module_names: dict[str, str] = {}
 
     def in_file(self, module_name: str) -> str:
-        """Returns the name in files of a tensor of the module."""
+        """Converts the name of a tensor in the module to its name in files."""
         name = apply_renamings(module_name, self._reverse)  # type: ignore[arg-type]
         self._module_names[name] = module_name
         return name
 
     def in_module(self, file_name: str) -> str:
-        """Returns the name in the module of a tensor of a file, if `in_file` has returned it."""
+        """Reverses `in_file`. A name that `in_file` has not returned stays the same."""
         return self._module_names.get(file_name, file_name)
 
     def canonical(self, file_name: str) -> str:
-        """Returns the name that `in_file` uses for a tensor that may have another spelling."""
+        """Converts an alternative name of a tensor in files to the name that `in_file` returns."""
         return self.in_file(apply_renamings(file_name, self._renamings))
 
     def convert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Converts the tensors of a file that Transformers does not merely rename or join.
+        """Converts the tensors of a file to those that the weight map expects.
 
-        A tensor that a file contains in joined form is split, because a weight map expects the
-        parts.
+        Conversions other than renaming and joining run in PyTorch. A tensor that a file contains in
+        joined form is split, because the weight map expects its parts.
+
+        Args:
+            tensors: The tensors by their name in the file.
         """
         converted: dict[str, Tensor] = {}
         groups: dict[str, tuple[WeightConverter, dict[str, list[tuple[str, Tensor]]]]] = {}
@@ -101,7 +107,11 @@ class FileNames:
 
 
 def _joined_tensor(converter: WeightConverter) -> JoinedTensor | None:
-    """Returns the description of a converter that stacks or concatenates tensors, or `None`."""
+    """Describes how a converter stacks or concatenates tensors.
+
+    Returns:
+        The description, or `None` for a converter that does anything else.
+    """
     kinds = [type(operation) for operation in converter.operations]
     if len(converter.target_patterns) != 1 or kinds not in (
         [MergeModulelist],
@@ -122,7 +132,7 @@ def _joined_tensor(converter: WeightConverter) -> JoinedTensor | None:
 
 
 def _split(tensor: Tensor, joined: JoinedTensor) -> dict[str, Tensor]:
-    """Returns the parts of a joined tensor, which are read on demand."""
+    """Returns the parts of a joined tensor by the end of their name. Parts are read on demand."""
     stacked = "{}" in joined.names[0]
     shape = tensor.shape[1:] if stacked else tensor.shape
     size = shape[joined.axis] // len(joined.names)
@@ -145,7 +155,7 @@ def _split(tensor: Tensor, joined: JoinedTensor) -> dict[str, Tensor]:
 def _run(
     converter: WeightConverter, target: str, sources: Mapping[str, list[tuple[str, Tensor]]]
 ) -> dict[str, Tensor]:
-    """Converts tensors with the operations of Transformers."""
+    """Converts tensors with the operations of one of Transformers' converters."""
     converter = converter.copy(
         list(converter._original_source_patterns),
         list(converter._original_target_patterns),
@@ -170,8 +180,8 @@ class BridgedWeightMap(WeightMap):
 
     Args:
         shapes: Shape of each variable by path.
-        names: The names in the PyTorch module by path.
-        files: The names in files.
+        names: The name of each variable in the PyTorch module by path.
+        files: Converts the names in the module to those in files.
         aliases: Maps the other names of tied parameters in the module to the name in `names`.
         **options: Other arguments of `WeightMap`.
     """
@@ -189,7 +199,7 @@ class BridgedWeightMap(WeightMap):
         super().__init__(shapes, aliases=renamed, joined=files.joined, **options)
 
     def torch_name(self, path: Path) -> str:
-        """Returns the name in files of the variable at ``path``."""
+        """Returns the name of the variable at ``path`` in checkpoint files."""
         return self._files.in_file(self._names.get(path) or super().torch_name(path))
 
     def module_name(self, name: str) -> str:
@@ -197,12 +207,12 @@ class BridgedWeightMap(WeightMap):
         return self._files.in_module(name)
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
-        """Replaces other spellings in a name of the checkpoint by those that hfseq writes."""
+        """Converts a tensor name in a checkpoint to the name that hfseq would write."""
         return name if native else self._files.canonical(name)
 
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False, compare: bool = True
     ) -> Any:
-        """Matches the tensors of a checkpoint with the variables; see `WeightMap.match`."""
+        """Assigns the tensors of a checkpoint to the variables, as `WeightMap.match` does."""
         converted = tensors if native else self._files.convert(tensors)
         return super().match(converted, native=native, compare=compare)

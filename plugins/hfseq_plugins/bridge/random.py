@@ -1,7 +1,8 @@
-"""Random operators of PyTorch, which draw from hfseq's keys.
+"""Random operators of PyTorch, which draw their numbers with hfseq's keys.
 
-Without a key, a random number may be drawn but not read. For each layer that may be skipped in
-training, Transformers draws a number also in evaluation, but does not read it.
+Without a key, code may draw a random number but not read it. This is necessary because Transformers
+draws a number for each layer that may be skipped in training. It also draws this number in
+evaluation, but does not read it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from hfseq_plugins.bridge.dtypes import JAX_DTYPES
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, Node, Unread
 
-#: Computes random values of a shape and data type. The arguments of the operator follow.
+#: Draws random values. Its arguments are the keys, the shape, the data type, and the parameters of
+#: the distribution.
 Sampler = Callable[..., jax.Array]
 
 
 def _key(keys: nn.Keys) -> jax.Array:
-    """Returns a key that is the same for all rows of the batch."""
+    """Returns a new key for numbers that do not belong to single rows of the batch."""
     return keys.shared.child().key
 
 
 def _bernoulli(keys: nn.Keys, shape: tuple[int, ...], dtype: Any, p: Any = 0.5) -> jax.Array:
-    """Draws ones with probability `p`, with the same fast random bits as hfseq's dropout."""
+    """Draws ones with probability `p` and zeros otherwise.
+
+    If `p` is a number, the random bits are the 16-bit integers that hfseq's dropout uses, because
+    these are fast.
+    """
     rows = keys.key.size
     source = keys if shape and shape[0] % rows == 0 else keys.shared
     if isinstance(p, float | int):
@@ -79,7 +85,11 @@ def _categories(
 def _sizes(
     func: str, args: tuple[Any, ...]
 ) -> tuple[Sampler, tuple[int, ...], tuple[Any, ...]] | None:
-    """Returns the sampler, the shape and the remaining arguments of an operator."""
+    """Returns the sampler of a random operator, the shape of its result, and its parameters.
+
+    Returns:
+        These three values, or `None` if the operator is not supported.
+    """
     name = func.split(".")[1]
     if name in ("rand", "randn"):
         return (_uniform if name == "rand" else _normal), tuple(args[0]), ()
@@ -135,7 +145,8 @@ def draw(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Runs a random operator.
 
     Returns:
-        The values, or a tensor that must not be read if there are no keys.
+        The random values. If the call has no keys, the result is a tensor that raises an error when
+        it is read.
     """
     keys, name = state.current().keys, str(func)
     if name == "aten.native_dropout.default":
@@ -181,7 +192,7 @@ def _default_dtype(name: str, args: tuple[Any, ...]) -> torch.dtype:
 def _unread(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> JaxTensor:
     def raise_error() -> None:
         raise UnsupportedModel(
-            f"{name} draws random numbers, and no key was passed",
+            f"{name} draws random numbers, but the call of the model has no random key",
             operator=name,
             solution="Pass dropout_rng with train=True, or pass the random numbers as an input",
         )

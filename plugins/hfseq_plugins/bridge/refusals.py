@@ -1,4 +1,4 @@
-"""The error for models whose PyTorch code jax cannot trace, and the location of the statement."""
+"""The error for models whose PyTorch code jax cannot trace, with the location of the code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hfseq.errors import UsageError
 
 
 class Statement(NamedTuple):
-    """A place in PyTorch code.
+    """The location of a statement in PyTorch code.
 
     Attributes:
-        file: The file below its package, such as `transformers/models/led/modeling_led.py`.
-        line: Number of the line, from 1.
-        function: Name of the function or method.
+        file: The path below `site-packages`, such as `transformers/models/led/modeling_led.py`.
+        line: Line number, starting at 1.
+        function: Name of the function or method that contains the statement.
     """
 
     file: str
@@ -28,11 +28,12 @@ class Statement(NamedTuple):
 
 
 class UnsupportedModel(UsageError):
-    """PyTorch code does something that cannot be traced by jax.
+    """Raised for PyTorch code that jax cannot trace.
 
     Attributes:
-        operator: Name of the operator, such as `aten.nonzero.default`, or of the statement.
-        statement: The place in the modeling file, or `None` if it is unknown.
+        operator: The operator, such as `aten.nonzero.default`, or the kind of statement that is not
+            supported.
+        statement: The location in the model's code, or `None` if it is unknown.
         solution: What the user can do.
     """
 
@@ -43,9 +44,10 @@ class UnsupportedModel(UsageError):
         super().__init__(f"the bridge cannot run this model: {problem}{place}. {solution}")
 
 
-#: Packages whose frames are not the model's own code.
+#: Parts of the paths of files that do not belong to a model's own code.
 _ENGINE = (f"{Path(__file__).parent}/", "/torch/", "/jax/", "/contextlib.py", "/copy.py")
-#: Files of Transformers that models call, and that are only named if no modeling file calls them.
+#: Parts of the paths of Transformers' helpers. A statement in a helper is only reported if no
+#: modeling file calls the helper.
 _HELPERS = ("/transformers/utils/", "/transformers/masking_utils.py", "/transformers/integrations/")
 
 
@@ -53,7 +55,10 @@ def model_frame(start: FrameType | None = None) -> FrameType | None:
     """Returns the innermost frame that belongs to the model's own code.
 
     Args:
-        start: The frame at which the search starts. Default: the caller.
+        start: The frame at which the search starts. Default: the frame of the caller.
+
+    Returns:
+        The frame, or `None` if no frame belongs to the model's code.
     """
     frame = start or sys._getframe(1)
     helper = None
@@ -68,7 +73,7 @@ def model_frame(start: FrameType | None = None) -> FrameType | None:
 
 
 def current_statement() -> Statement | None:
-    """Returns the statement of the model's code that is being executed."""
+    """Returns the location of the statement in the model's code that is being executed."""
     frame = model_frame(sys._getframe(1))
     if frame is None:
         return None

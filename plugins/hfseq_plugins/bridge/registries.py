@@ -1,7 +1,7 @@
-"""hfseq's entries in Transformers' registries of attention, masks and experts.
+"""hfseq's implementations of attention, masks and experts for Transformers' registries.
 
-The entries are named "hfseq". Only modules that `hfseq_plugins.bridge.modules` builds select them,
-so other PyTorch models do not use them.
+They are registered under the name "hfseq". Only modules that `hfseq_plugins.bridge.modules` builds
+select this name, so other PyTorch models in the process are not affected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, as_arrays, from_array
 
 NAME = "hfseq"
-#: Arguments of attention functions whose meaning `attention` implements.
+#: Arguments of attention functions that `attention` supports.
 _ATTENTION_ARGUMENTS = {
     *("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal"),
     *("softcap", "sliding_window", "position_bias", "indices", "output_attentions", "kwargs"),
     *("query_states", "key_states", "value_states", "head_mask"),
 }
-#: Arguments that some models pass to every attention function, and that no result depends on.
+#: Arguments that some models pass to attention functions, but that do not affect the result.
 _IGNORED_ARGUMENTS = {
     *(
         "position_ids",
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def select(module: torch.nn.Module) -> None:
-    """Makes a module use hfseq's functions where its classes use Transformers' registries."""
+    """Makes the layers of a module that use Transformers' registries call hfseq's functions."""
     from transformers import PreTrainedModel
 
     for part in module.modules():
@@ -93,25 +93,28 @@ def attention(
 
     Args:
         module: The attention layer.
-        query: `(batch, heads, queries, head_dim)`.
-        key: `(batch, kv_heads, keys, head_dim)`.
-        value: `(batch, kv_heads, keys, value_dim)`.
+        query: Queries, `(batch, heads, queries, head_dim)`.
+        key: Keys, `(batch, kv_heads, keys, head_dim)`.
+        value: Values, `(batch, kv_heads, keys, value_dim)`.
         attention_mask: A boolean mask, True where a key is visible, or numbers that are added to
             the scores. `(batch, heads or 1, queries, keys)`.
-        scaling: Factor of the scores.
-        dropout: Dropout rate of the weights.
-        is_causal: Whether attention without a mask is causal. Default: the layer's attribute.
-        softcap: Limit of the scores.
-        position_bias: Added to the scores.
-        indices: Numbers of the only visible keys of each query, `(batch, queries, count)`.
-        output_attentions: Whether to return the weights.
-        **kwargs: Arguments of the layer's own attention function.
+        scaling: Factor by which the scores are multiplied. Default: `head_dim ** -0.5`.
+        dropout: Dropout rate of the attention weights.
+        is_causal: Whether attention without a mask is causal. Default: the attribute `is_causal` of
+            the layer.
+        softcap: Maximum absolute value of the scores, which `tanh` limits.
+        position_bias: Numbers that are added to the scores, for example relative position biases.
+        indices: Numbers of the keys that each query can see, `(batch, queries, count)`. Default:
+            all keys that the mask allows.
+        output_attentions: Whether to return the attention weights.
+        **kwargs: Other arguments of the layer. If the modeling file defines its own attention
+            function that uses them, this function is called instead.
 
     Returns:
-        The outputs, `(batch, queries, heads, value_dim)`, and the weights or `None`.
+        The outputs, `(batch, queries, heads, value_dim)`, and the attention weights or `None`.
 
     Raises:
-        UnsupportedModel: An argument is unknown.
+        UnsupportedModel: The layer passes an argument that hfseq does not know.
     """
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     extra = {name for name, argument in kwargs.items() if argument is not None}
@@ -120,7 +123,8 @@ def attention(
     queries = query.shape[2]
     is_causal = bool(is_causal) and attention_mask is None and queries > 1
     if own is not None and (extra - _IGNORED_ARGUMENTS) & (_parameters(own) | {"s_aux", "sinks"}):
-        # The function of the modeling file supports more options, such as attention sinks.
+        # The attention function of the modeling file supports options that hfseq's function does
+        # not, such as attention sinks.
         additive = _additive_mask(attention_mask, is_causal, query, key)
         if softcap is not None:
             kwargs["softcap"] = softcap
@@ -131,11 +135,11 @@ def attention(
     if unknown:
         names = ", ".join(sorted(unknown))
         raise UnsupportedModel(
-            f"its attention function gets the unknown arguments {names}",
+            f"it passes the arguments {names} to its attention function, which hfseq does not know",
             operator=f"attention with {names}",
             solution="The model needs a native implementation",
         )
-    if is_causal and key.shape[2] > queries:  # a prompt in a cache that is longer
+    if is_causal and key.shape[2] > queries:  # the cache is longer than the prompt
         key, value = key[:, :, :queries], value[:, :, :queries]
     q, k, v = (as_arrays(x).swapaxes(1, 2) for x in (query, key, value))
     bias = None if position_bias is None else as_arrays(position_bias)[..., : k.shape[1]]
@@ -171,14 +175,14 @@ def attention(
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Returns those parameters of an attention function that `attention` does not implement."""
+    """Returns the parameters of an attention function that `attention` does not support."""
     return frozenset(inspect.signature(function).parameters) - _ATTENTION_ARGUMENTS
 
 
 def _same_width(
     query: jax.Array, key: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Pads the heads of queries and keys, or of values, to the same width with zeros."""
+    """Pads queries, keys and values with zeros so that their heads have the same width."""
     width = max(query.shape[-1], value.shape[-1])
 
     def pad(x: jax.Array) -> jax.Array:
@@ -232,11 +236,11 @@ def mask(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Builds the boolean mask of Transformers, with a description for `hfseq.nn.attend`.
+    """Builds a boolean mask as Transformers does, with a description for `hfseq.nn.attend`.
 
-    The mask is a tensor like that of PyTorch's attention, which the model may change. Its attribute
-    `visible` describes it without an array of all queries and keys, if Transformers' functions
-    combine nothing but causal attention, windows, padding and packed documents.
+    The result is an ordinary mask tensor, so the code of the model may change it. If the mask only
+    combines causal attention, windows, padding and packed documents, its attribute `visible`
+    describes the mask without an array of all queries and keys.
 
     Args:
         batch_size: Number of rows.
@@ -244,13 +248,14 @@ def mask(
         kv_length: Number of keys.
         q_offset: Position of the first query.
         kv_offset: Position of the first key.
-        mask_function: Returns whether a query attends to a key, given their positions.
-        attention_mask: Nonzero for keys that are not padding, `(batch, keys)`.
+        mask_function: Function of the positions of a query and a key. It returns whether the query
+            attends to the key. Default: causal attention.
+        attention_mask: Zero for keys that are padding, otherwise nonzero. `(batch, keys)`.
         **kwargs: Further arguments of `transformers.masking_utils.sdpa_mask`.
 
     Returns:
-        The mask, True where a key is visible, or `None` if the layer's attribute `is_causal` is
-        sufficient.
+        The mask, True where a key is visible, or `None` if attention needs no mask because the
+        attribute `is_causal` of the layer describes it completely.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -290,7 +295,11 @@ def mask(
 
 
 def _describe(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Returns the arguments of `nn.visible` for a mask function, or `None` if there are none."""
+    """Returns the arguments with which `nn.visible` describes a mask function.
+
+    Returns:
+        The arguments by name, or `None` if `nn.visible` cannot describe the function.
+    """
     name = getattr(function, "__qualname__", "").partition(".")[0]
     values = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     if name == "causal_mask_function":
@@ -298,7 +307,7 @@ def _describe(function: Callable[..., Any]) -> dict[str, Any] | None:
     if name == "bidirectional_mask_function":
         return {}
     if name == "sliding_window_overlay":
-        # A window of 0 hides everything. Models that build such a mask do not use it.
+        # A window of 0 would hide all keys. Some models build such a mask, but do not use it.
         window = values["sliding_window"]
         return {"left": window - 1} if window else None
     if name == "sliding_window_bidirectional_overlay":
@@ -333,10 +342,10 @@ def experts(
     """Computes a mixture of experts with `hfseq.nn.mix_experts`.
 
     Args:
-        self: The layer with the experts' weights.
-        hidden_states: `(tokens, features)`.
+        self: The PyTorch layer with the weights of the experts.
+        hidden_states: The inputs, `(tokens, features)`.
         top_k_index: Numbers of the experts of each token, `(tokens, choices)`.
-        top_k_weights: Their weights, `(tokens, choices)`.
+        top_k_weights: The weight of each of these experts in the output, `(tokens, choices)`.
 
     Returns:
         The outputs, `(tokens, features)`.

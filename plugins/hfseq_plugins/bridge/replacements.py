@@ -1,7 +1,8 @@
-"""Layers of Transformers whose Python code depends on values, written without such dependencies.
+"""Replacements for layers of Transformers whose Python code depends on the values of tensors.
 
-Mixtures of experts outside of Transformers' registry loop over the experts that a batch uses. Here
-they are computed by `hfseq.nn.mix_experts`.
+jax cannot trace such code. It occurs in mixtures of experts that do not use Transformers' registry,
+because they loop over the experts that the tokens of a batch select. The replacements compute all
+experts with `hfseq.nn.mix_experts`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import torch
 from hfseq import nn
 from hfseq_plugins.bridge.tensor import as_arrays, from_array
 
-#: A forward pass. The first argument is the module.
+#: A replacement for the forward pass of a module. Its first argument is the module.
 Forward = Callable[..., Any]
 
 
 def _kernels(experts: Any, names: tuple[str, str]) -> list[tuple[jax.Array, jax.Array | None]]:
-    """Returns the stacked kernels, `(experts, inputs, outputs)`, and biases of two layers."""
+    """Stacks the parameters of all experts.
+
+    Args:
+        experts: The PyTorch module with the experts.
+        names: The names of the two linear layers of each expert.
+
+    Returns:
+        For each of the two layers, the kernels, `(experts, inputs, outputs)`, and the biases,
+        `(experts, outputs)`, or `None`.
+    """
     stacks: list[tuple[jax.Array, jax.Array | None]] = []
     for name in names:
         layers = [getattr(experts[f"expert_{i}"], name) for i in range(experts.num_experts)]
@@ -39,7 +49,15 @@ def _dense_experts(
     index: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """Computes experts with two linear layers each."""
+    """Computes a mixture of experts, each of which has two linear layers.
+
+    Args:
+        experts: The PyTorch module with the experts.
+        names: The names of the two linear layers.
+        x: The inputs, `(tokens, features)`.
+        index: Numbers of the experts of each token.
+        weights: The weight of each of these experts in the output.
+    """
     up, down = _kernels(experts, names)
     first = experts["expert_0"]
 
@@ -53,7 +71,10 @@ def _dense_experts(
 def switch_experts(
     self: Any, hidden_states: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Computes `SwitchTransformersExperts`. Tokens beyond an expert's capacity have no expert."""
+    """Computes `SwitchTransformersExperts`.
+
+    In this model, a token has no expert if its expert has reached its capacity.
+    """
     x, chosen, weight = as_arrays((hidden_states, selected, weights))
     has_expert = chosen.sum(-1) > 0
     index = jnp.where(has_expert, chosen.argmax(-1), self.num_experts)
@@ -63,7 +84,7 @@ def switch_experts(
 def nllb_experts(
     self: Any, hidden_states: torch.Tensor, router_mask: torch.Tensor, probabilities: torch.Tensor
 ) -> torch.Tensor:
-    """Computes `NllbMoeExperts`. Each entry of the mask is the number of an expert."""
+    """Computes `NllbMoeExperts`, whose argument `router_mask` contains the numbers of experts."""
     x, index, weights = as_arrays((hidden_states, router_mask, probabilities))
     outputs = from_array(_dense_experts(self, ("fc1", "fc2"), x, index, weights))
     if self.moe_token_dropout > 0:
@@ -76,7 +97,10 @@ def nllb_experts(
 def longcat_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Computes `LongcatFlashExperts`. Experts after the routed ones return their input."""
+    """Computes `LongcatFlashExperts`.
+
+    Experts whose number is at least `num_routed_experts` have no weights and return their input.
+    """
     x, index, weights = as_arrays((hidden_states, top_k_index, top_k_weights))
     kernel, down = as_arrays(self.gate_up_proj).swapaxes(1, 2), as_arrays(self.down_proj)
     count = self.num_routed_experts
@@ -94,7 +118,7 @@ def longcat_experts(
 def dbrx_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Computes `DbrxExperts`, whose kernels are stacked along the first axis of a matrix."""
+    """Computes `DbrxExperts`, which stores the kernels of all experts in one matrix."""
     x, index, weights = as_arrays((hidden_states, top_k_index, top_k_weights))
     shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
     gate, up, down = (
@@ -112,13 +136,13 @@ def dbrx_experts(
 
 
 def jetmoe_experts(self: Any, inputs: torch.Tensor, expert_size: torch.Tensor) -> torch.Tensor:
-    """Computes `JetMoeParallelExperts`, whose rows are sorted by expert."""
+    """Computes `JetMoeParallelExperts`, which receives tokens that are sorted by expert."""
     rows, kernel, sizes = as_arrays((inputs, self.weight, expert_size))
     layout = nn.ExpertRows(rows, sizes=sizes.astype(jnp.int32))
     return from_array(layout.product(rows, kernel.swapaxes(1, 2)))
 
 
-#: Forward passes by the name of a class of Transformers.
+#: The replacement for the forward pass of each of these classes of Transformers.
 FORWARDS: dict[str, Forward] = {
     "SwitchTransformersExperts": switch_experts,
     "NllbMoeExperts": nllb_experts,

@@ -1,4 +1,4 @@
-"""The call of `trace.call` that a thread is executing."""
+"""The settings of the call of `trace.call` that a thread is executing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hfseq import nn
 
 @dataclasses.dataclass(eq=False)
 class TraceState:
-    """The settings of a call that operators and registered functions need.
+    """The settings of a call of `trace.call` that operators and mask functions read.
 
     Attributes:
-        keys: The keys of random operators, or `None` if nothing may be random.
+        keys: The keys of random operators. If it is `None`, random numbers must not be read.
         train: Whether the module is in training mode.
-        segment_ids: Numbers of the packed documents, `(batch, length)`, or `None`.
+        segment_ids: Number of the packed document of each token, `(batch, length)`, or `None`.
     """
 
     keys: nn.Keys | None = None
@@ -34,15 +34,15 @@ _calls = _Calls()
 
 
 def enter(state: TraceState) -> None:
-    """Begins a call. Calls may be nested."""
+    """Makes `state` the current one of this thread. Calls may be nested."""
     _calls.states.append(state)
 
 
 def leave() -> None:
-    """Ends the innermost call."""
+    """Restores the state that was current before the last `enter`."""
     _calls.states.pop()
 
 
 def current() -> TraceState:
-    """Returns the innermost call of this thread."""
+    """Returns the settings of the innermost call in this thread."""
     return _calls.states[-1] if _calls.states else TraceState()

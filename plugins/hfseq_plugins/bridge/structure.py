@@ -1,8 +1,9 @@
-"""The variables of a PyTorch model, and the hfseq layer that holds each of them.
+"""The parameters and buffers of a PyTorch model, and the hfseq layers that hold them.
 
-PyTorch's module tree is built once per configuration, without weights. hfseq's layers replace its
-`Linear`, `Embedding` and `LayerNorm` modules, so that adapters, precision recipes and sharding
-apply to them. All other parameters are attributes of plain modules with PyTorch's names.
+The PyTorch model is built once per configuration, without weights. hfseq's layers replace its
+`Linear`, `Conv1D`, `Embedding` and `LayerNorm` modules, so that adapters, precision recipes and
+sharding apply to them. All other parameters are attributes of plain NNX modules, with their names
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 LayerType = Literal["linear", "conv1d", "embedding", "table", "layer_norm", "plain"]
 
-#: Path components that stand for other names in the weight maps of hfseq.
+#: Names of variables that the weight maps of hfseq translate to other names in files.
 _RESERVED_LEAVES = ("kernel", "scale", "embedding", "mean", "var")
-#: Last path component of a parameter of a mirrored layer, by the name in PyTorch.
+#: For the types of hfseq layers, maps the names of parameters in PyTorch to those in hfseq.
 _LAYER_LEAVES = {
     "linear": {"weight": "kernel"},
     "conv1d": {"weight": "kernel"},
@@ -53,9 +54,10 @@ class Layer:
 
     Attributes:
         name: Name of the module in PyTorch.
-        layer_type: The hfseq layer that replaces it. PyTorch's code performs the lookup in a
-            `"table"`, which is an embedding matrix, and uses the parameters of a `"plain"` module.
-        leaves: Maps the names of its parameters in PyTorch to the last components of their paths.
+        layer_type: The type of the hfseq layer that replaces the module. For two types, PyTorch's
+            code runs instead of the hfseq layer: `"table"` is an embedding with its own forward
+            pass, and `"plain"` is any other module.
+        leaves: Maps the names of the module's parameters in PyTorch to their names in hfseq.
     """
 
     name: str
@@ -73,20 +75,22 @@ class Structure:
     Attributes:
         module: The PyTorch module. Its parameters have no values.
         layers: The PyTorch modules that have parameters themselves, in PyTorch's order.
-        names: The PyTorch name of each variable by path.
+        names: The PyTorch name of each variable by its path in hfseq.
         aliases: Maps the other names of tied parameters to the name in `names`.
         shapes: The shape of each parameter by PyTorch name.
         frozen: The PyTorch names of parameters that are not trained.
-        statistics: The initial values of stored floating-point buffers by PyTorch name.
-        files: The names of these tensors in checkpoint files.
-        constants: The values of stored integer buffers by PyTorch name. They are not variables.
+        statistics: The initial values of floating-point buffers that checkpoints contain, by
+            PyTorch name.
+        files: Converts between the names of tensors in PyTorch and in checkpoint files.
+        constants: The values of integer buffers that checkpoints contain, by PyTorch name. They are
+            not variables of the NNX module.
     """
 
-    #: The compiled initialization (hfseq_plugins.bridge.initialization).
+    #: The compiled initialization, which `hfseq_plugins.bridge.initialization` sets.
     initialize: Any = None
-    #: Initial values that only PyTorch's constructors set, by name.
+    #: Initial values of parameters that only PyTorch's constructors set, by name.
     constructed: dict[str, np.ndarray] | None = None
-    #: The cache of generation (hfseq_plugins.bridge.generation).
+    #: The `hfseq_plugins.bridge.generation.CachePlan`, which is set on first use.
     cache_plan: Any = None
 
     def __init__(self, config: PreTrainedConfig, class_name: str):
@@ -99,7 +103,7 @@ class Structure:
             package = re.search(r"requires? the (\w+) library", str(error))
             remedy = f": pip install {package[1]}" if package else f" ({first_line(error)})"
             raise UsageError(
-                f"{class_name} needs a package that is not installed{remedy}"
+                f"Transformers' {class_name} needs a package that is not installed{remedy}"
             ) from error
         except Exception as error:
             raise UsageError(
@@ -154,22 +158,22 @@ class Structure:
 
     @property
     def parameters(self) -> inspect.Signature:
-        """The arguments of PyTorch's forward pass."""
+        """The signature of the forward pass of the PyTorch class, without `self`."""
         return forward_signature(type(self.module))
 
     @functools.cached_property
     def has_dropout(self) -> bool:
-        """Whether the model has dropout or another random operation in training."""
+        """Whether a dropout rate in the modules or in the configuration is positive."""
         rates = [getattr(m, "p", 0.0) for m in self.module.modules() if "Dropout" in repr(type(m))]
         rates += _rates(self.module.config.to_dict())
         return any(rate > 0 for rate in rates)
 
     @functools.cached_property
     def packs(self) -> bool:
-        """Whether attention can be restricted to the documents of a packed row.
+        """Whether a row can contain several packed documents that do not attend to each other.
 
-        All tokens must interact through attention with masks from Transformers' registry,
-        and positions must be an input.
+        This requires that tokens only interact through attention, that Transformers' registry
+        builds the masks, and that positions are an input of the model.
         """
         torch_class, config = type(self.module), self.module.config
         source = vars(sys.modules[torch_class.__module__])
@@ -187,7 +191,10 @@ class Structure:
         )
 
     def first_position(self) -> int:
-        """Returns the position of the first token, which is not 0 in RoBERTa and similar models."""
+        """Returns the position number of the first token.
+
+        It is 0, except in RoBERTa and similar models, which reserve positions for padding.
+        """
         source = vars(sys.modules[type(self.module).__module__])
         helper = "create_position_ids_from_input_ids"
         methods = [vars(type(part)) for part in self.module.modules()]
@@ -201,7 +208,7 @@ class Structure:
 
 
 def structure_of(config: PreTrainedConfig, class_name: str) -> Structure:
-    """Returns the structure of a model, which models with equal configurations share."""
+    """Returns the structure of a model. Models with equal configurations share one structure."""
     text = json.dumps(config.to_dict(), default=str, sort_keys=True)
     key = (class_name, type(config).__name__, text)
     if key not in _structures:
@@ -234,9 +241,9 @@ def _layer_type(part: Any, names: list[str]) -> LayerType:
 
 
 def _plain_leaf(name: str) -> str:
-    """Returns the path component of a parameter of a plain module.
+    """Returns the name in hfseq of a parameter of a plain module.
 
-    The names that have a meaning in weight maps (`kernel`, `scale`, ...) get a suffix.
+    Names that have another meaning in hfseq, such as `kernel` and `scale`, get a suffix.
     """
     return f"{name}_" if name in _RESERVED_LEAVES or name.startswith("lora_") else name
 
@@ -246,7 +253,7 @@ def _path(name: str) -> Path:
 
 
 def _rates(values: Any) -> list[float]:
-    """Returns the dropout rates in a nested configuration."""
+    """Returns the values of all dropout rates in a nested configuration."""
     if not isinstance(values, dict):
         return []
     rates = [rate for value in values.values() for rate in _rates(value)]

@@ -1,10 +1,12 @@
-"""Tensors of PyTorch that hold jax arrays.
+"""PyTorch tensors whose values are jax arrays.
 
-`JaxTensor` has the shape, data type and strides that PyTorch expects, and no storage. Its values
-are in a `Node`: a jax array, or a tensor of PyTorch for values that do not depend on any jax array,
-such as tables that are computed from shapes. PyTorch's aliases are kept: a view has a node that
-refers to its base, and after a write to one of them, all others read the new values. jax arrays
-themselves are never changed.
+A `JaxTensor` has the shape, data type and strides that PyTorch expects, but no storage. A `Node`
+holds its values. They are a jax array, or a PyTorch tensor if they do not depend on any jax array,
+such as tables that are computed from shapes.
+
+Views behave as in PyTorch: the node of a view refers to the node of the tensor that it views. After
+a write to a tensor or to one of its views, all of them have the new values. A write replaces the
+jax array of a node, because jax arrays cannot be changed.
 """
 
 from __future__ import annotations
@@ -28,19 +30,21 @@ from hfseq_plugins.bridge.refusals import UnsupportedModel, model_frame
 from hfseq_plugins.bridge.value_checks import AssumedNumber, passing_answer
 
 Array = jax.Array
-#: Functions whose call of `tolist` may return the tensor, because a layer above takes it.
+#: Functions in which `tolist` returns the tensor itself, because the code that receives the result
+#: also accepts a tensor.
 TENSORS_AS_LISTS = frozenset({("modeling_jetmoe.py", "forward")})
 
 
 class Scopes(threading.local):
-    """The scopes of jax that this thread is tracing.
+    """The nested traces of jax in this thread.
 
-    A rematerialized layer is traced in its own scope. Its arrays must not be used outside of it.
+    jax traces a rematerialized layer separately. The arrays of such a trace must not be used
+    outside of it. Each trace is a scope.
 
     Attributes:
-        active: Identifiers of the scopes, the innermost last.
-        writes: For each scope, the values that nodes of outer scopes had before the scope wrote to
-            them.
+        active: Identifiers of the scopes. The innermost scope is the last.
+        writes: For each scope, the nodes that were created outside of it and changed in it, with
+            the values that they had before.
     """
 
     def __init__(self) -> None:
@@ -54,10 +58,11 @@ _scope_numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def inner_scope() -> Iterator[dict[Node, Any]]:
-    """Enters a scope of jax within a `with` block.
+    """Adds a scope for the duration of a `with` block.
 
     Yields:
-        A dictionary that gets the written nodes of outer scopes as keys, and their former values.
+        A dictionary that collects the nodes from outer scopes that the block changes, with the
+        values that they had before.
     """
     writes: dict[Node, Any] = {}
     scopes.active.append(next(_scope_numbers))
@@ -70,10 +75,10 @@ def inner_scope() -> Iterator[dict[Node, Any]]:
 
 
 class Unread:
-    """A value that must not be read, such as a random number without a key.
+    """A value that must not be read, such as a random number that was drawn without a key.
 
     Args:
-        raise_error: Raises the error of a read.
+        raise_error: Function that is called when the value is read. It raises the error.
     """
 
     def __init__(self, raise_error: Callable[[], Any]):
@@ -81,15 +86,16 @@ class Unread:
 
 
 class Node:
-    """Values of a tensor, or of a view of a tensor.
+    """The values of a tensor, or of a view of another tensor.
 
     Attributes:
-        parent: The node that this is a view of, or `None`.
-        apply: Computes the values of the view from the parent's.
-        put: Computes the parent's values from its former ones and those of the view.
-        value: The array of a node without a parent. `None` if it is a constant.
-        constant: The tensor of PyTorch, if the value does not depend on jax arrays. A view and its
-            parent share their storage.
+        parent: The node of the tensor that is viewed, or `None` for a tensor that is not a view.
+        apply: Function that computes the values of the view from the values of the parent.
+        put: Function that computes the new values of the parent after a write to the view. Its
+            arguments are the old values of the parent and the new values of the view.
+        value: The jax array of a node without a parent, or `None` for a constant.
+        constant: The PyTorch tensor, if the values do not depend on jax arrays. The constants of a
+            view and of its parent have the same storage.
         version: Number of writes to a node without a parent.
         scope: The scope in which the node was created.
     """
@@ -124,11 +130,11 @@ class Node:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the values are independent of jax arrays."""
+        """Whether the values do not depend on any jax array."""
         return self.root.constant is not None
 
     def read(self) -> Array:
-        """Returns the current values."""
+        """Returns the current values as a jax array."""
         if self.is_constant:
             assert self.constant is not None
             return jnp.asarray(numpy_array(self.constant))
@@ -146,7 +152,7 @@ class Node:
         return array
 
     def write(self, array: Array) -> None:
-        """Replaces the values of the tensor and of all its aliases."""
+        """Replaces the values. Views of the same tensor change as well."""
         if self.parent is not None:
             assert self.put is not None
             self.parent.write(self.put(self.parent.read(), array))
@@ -161,14 +167,14 @@ class Node:
 
 
 class JaxTensor(torch.Tensor):
-    """A tensor of PyTorch without storage, whose values are a jax array or a constant.
+    """A PyTorch tensor without storage, whose values are a jax array or a constant.
 
     Args:
         node: The values.
         shape: The shape.
-        dtype: PyTorch's data type, which may have 64 bits where jax has 32.
-        strides: PyTorch's strides, in elements. Default: those of a contiguous tensor.
-        offset: Number of elements of the storage before the tensor.
+        dtype: The PyTorch data type. It may have 64 bits where the data type of jax has 32.
+        strides: The PyTorch strides in elements. Default: the strides of a contiguous tensor.
+        offset: Offset of the first element in PyTorch's storage, in elements.
     """
 
     node: Node
@@ -182,15 +188,15 @@ class JaxTensor(torch.Tensor):
         strides: tuple[int, ...] | None = None,
         offset: int | None = None,
     ) -> JaxTensor:
-        """Creates the tensor. PyTorch requires this instead of a constructor."""
+        """Creates the tensor. PyTorch requires `__new__` for tensors without storage."""
         tensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides, offset, dtype=dtype, device=torch.device("cpu")
         )
         tensor.node = node
         return tensor
 
-    #: Runs an operator, as a function of the operator, its arguments and its keyword arguments.
-    #: `hfseq_plugins.bridge.dispatch` sets it.
+    #: Function that runs an operator, given the operator, its positional arguments and its keyword
+    #: arguments. `hfseq_plugins.bridge.dispatch` sets this attribute.
     run_operator: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -208,17 +214,18 @@ class JaxTensor(torch.Tensor):
         return self.node.read()
 
     def jax(self) -> Array:
-        """Returns the values as a jax array.
+        """Returns a NumPy array if the tensor is a constant, otherwise the values as a jax array.
 
-        Transformers calls this method to find out whether values are known while it builds masks.
+        Transformers calls this method to find out whether the values are traced when it builds
+        masks.
         """
         return np.zeros(()) if self.node.is_constant else self.array  # type: ignore[return-value]
 
     def known(self, operator: str) -> torch.Tensor:
-        """Returns the values as a tensor of PyTorch, for Python code that depends on them.
+        """Returns the values as a PyTorch tensor, for Python code that depends on them.
 
         Args:
-            operator: What requires the values, for the error message.
+            operator: The operator or statement that requires the values, for the error message.
 
         Raises:
             UnsupportedModel: The values are not known while jax traces the model.
@@ -290,15 +297,15 @@ def from_array(array: Array, dtype: torch.dtype | None = None) -> JaxTensor:
 
     Args:
         array: The array.
-        dtype: PyTorch's data type. Default: the one that corresponds to that of the array, where
-            int32 corresponds to int64.
+        dtype: The PyTorch data type. Default: the data type that corresponds to that of the array,
+            except that int32 becomes int64.
     """
     dtype = dtype or TORCH_DTYPES[jnp.dtype(array.dtype)]
     return JaxTensor(Node(array), tuple(array.shape), dtype)
 
 
 def from_constant(tensor: torch.Tensor) -> JaxTensor:
-    """Wraps a tensor of PyTorch whose values do not depend on any jax array."""
+    """Wraps a PyTorch tensor whose values do not depend on any jax array."""
     if isinstance(tensor, JaxTensor):
         return tensor
     tensor = tensor.detach()
@@ -309,7 +316,7 @@ def from_constant(tensor: torch.Tensor) -> JaxTensor:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Replaces all tensors in a tree of PyTorch with jax arrays."""
+    """Replaces all tensors in nested lists, tuples and dictionaries with jax arrays."""
     return torch.utils._pytree.tree_map(
         lambda x: (
             (x if isinstance(x, JaxTensor) else from_constant(x)).array
@@ -321,7 +328,7 @@ def as_arrays(tree: Any) -> Any:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Replaces all jax arrays in a tree of PyTorch with tensors."""
+    """Replaces all jax arrays in nested lists, tuples and dictionaries with tensors."""
     return torch.utils._pytree.tree_map(
         lambda x: from_array(x) if isinstance(x, jax.Array) else x, tree
     )

@@ -1,7 +1,8 @@
 """Tiny models and inputs for the model types of Transformers.
 
-Most configurations follow from rules for the names of their attributes. `tiny_sizes` contains the
-sizes and inputs of the other types. Valid sizes were taken from Transformers' own tests.
+Rules for the names of attributes give the sizes in most configurations. `tiny_sizes` contains the
+sizes and inputs of model types for which the rules are not sufficient. They follow the
+configurations in Transformers' own tests.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig
 from hfseq.errors import UsageError, did_you_mean
 from hfseq_plugins.bridge import tiny_sizes
 
-#: Models with more parameters are not tiny.
+#: Maximum number of parameters of a tiny model.
 MAX_PARAMETERS = 30_000_000
 
-#: A pattern of attribute names and the size of attributes that match it. The first match counts.
+#: Patterns of attribute names, and the sizes of attributes whose name matches. The first pattern
+#: that matches determines the size.
 RULES: tuple[tuple[str, int], ...] = tuple(
     (re.compile(pattern), size)  # type: ignore[misc]
     for pattern, size in (
@@ -33,7 +35,7 @@ RULES: tuple[tuple[str, int], ...] = tuple(
             r"|max_sequence_length|n_ctx|context_length|max_seq_len|max_length)$",
             64,
         ),
-        (r"^num_feat_extract_layers$", 99),  # as many as there are convolutions
+        (r"^num_feat_extract_layers$", 99),  # the default, the number of convolutions, is smaller
         (r"^(type_vocab_size|type_sequence_label_size)$", 2),
         (r"(num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num)$", 2),
         (r"(num_attention_heads|n_heads?|num_heads|attention_heads|num_q_heads|encoder_heads)$", 4),
@@ -121,9 +123,9 @@ def _shrink(config_class: type[PreTrainedConfig], sizes: Mapping[str, Any]) -> P
 
     Args:
         config_class: The class.
-        sizes: Arguments of the constructor that replace those of the rules. Keys with a dot are
-            arguments of the configuration that the part before the dot names. `DEFAULT` keeps the
-            default.
+        sizes: Arguments of the constructor, which replace those from the rules. A key with a dot,
+            such as `text_config.vocab_size`, is an argument of a nested configuration. The value
+            `tiny_sizes.DEFAULT` keeps the default of an argument.
     """
     defaults = config_class()
     values = {name: value for name, value in vars(defaults).items() if not name.startswith("_")}
@@ -149,7 +151,7 @@ def _shrink(config_class: type[PreTrainedConfig], sizes: Mapping[str, Any]) -> P
     arguments |= _rotary_sections(values)
     for name in ("layer_types", "mlp_layer_types"):
         if name in values and "num_hidden_layers" in arguments:
-            arguments[name] = None  # computed from the number of layers
+            arguments[name] = None  # the constructor computes it from the number of layers
     arguments |= {name: size for name, size in sizes.items() if "." not in name}
     for name in [name for name, size in arguments.items() if size is tiny_sizes.DEFAULT]:
         del arguments[name]
@@ -189,13 +191,13 @@ def _small(name: str, value: Any) -> Any:
     pattern = r"hidden_sizes|embed_dims?|channels|^dims?$|widths|out_features_dim"
     if re.search(pattern, name) and max(value) > 16:
         largest = max(value)
-        # Up to four channels are those of an image.
+        # Numbers up to 4 are channels of images, which stay the same.
         return [v if v <= 4 else max(8, v * 16 // largest) // 8 * 8 for v in value]
     return None
 
 
 def _rotary_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Divides the 8 features of a head among the three axes of positions in images."""
+    """Returns arguments that divide 8 features per head among the three axes of image positions."""
     field = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     rope = values.get(field)
     if not isinstance(rope, dict) or "mrope_section" not in rope:
@@ -207,9 +209,9 @@ def _rotary_sections(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_class(config: PreTrainedConfig) -> type[transformers.PreTrainedModel]:
-    """Returns the PyTorch class that represents a model type in the coverage table.
+    """Returns the PyTorch class that the coverage table compares for a model type.
 
-    It is the model without a head, or the class that `tiny_sizes` names.
+    It is the class of the model without a head, unless `tiny_sizes` names another class.
     """
     name = tiny_sizes.CLASSES.get(config.model_type)
     if name is not None:
@@ -221,10 +223,11 @@ def model_class(config: PreTrainedConfig) -> type[transformers.PreTrainedModel]:
 def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
     """Returns a small PyTorch model with random weights, in evaluation mode.
 
-    All parameters differ from constants such as 0 and 1, so that each of them affects the outputs.
+    Noise is added to all parameters. Parameters that are initialized with 0 or 1 then affect the
+    outputs, so a comparison of outputs detects errors in them.
 
     Raises:
-        UsageError: The model has too many parameters.
+        UsageError: The model has more than `MAX_PARAMETERS` parameters.
     """
     config = tiny_config(model_type)
     kind = model_class(config)
@@ -232,7 +235,8 @@ def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
         count = sum(p.numel() for p in kind._from_config(config).parameters())
     if count > MAX_PARAMETERS:
         raise UsageError(
-            f"the tiny {model_type} has {count} parameters, more than the limit of {MAX_PARAMETERS}"
+            f"the tiny {model_type} has {count} parameters, but at most {MAX_PARAMETERS} are "
+            "allowed: add smaller sizes to hfseq_plugins.bridge.tiny_sizes"
         )
     torch.manual_seed(seed)
     model = kind._from_config(tiny_config(model_type)).eval()
@@ -248,9 +252,9 @@ def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
 def tiny_inputs(
     model: transformers.PreTrainedModel, rows: int = 2, length: int = 16
 ) -> dict[str, Any]:
-    """Returns inputs of a tiny model by name.
+    """Returns random inputs for a tiny model by name.
 
-    Values are NumPy arrays of float32, int32 and bool. The second row of texts is padded.
+    The inputs are NumPy arrays of float32, int32 and bool. The second row of texts is padded.
 
     Args:
         model: The model.
@@ -267,7 +271,7 @@ def tiny_inputs(
 
 
 def static_inputs(model_type: str) -> tuple[str, ...]:
-    """Returns the names of inputs whose values Python code reads, such as sizes of images."""
+    """Returns the names of inputs whose values the Python code of the model reads."""
     return tiny_sizes.STATIC.get(model_type, ()) + tiny_sizes.STATIC_NAMES
 
 
@@ -319,7 +323,7 @@ def _automatic_inputs(
 def _patches(
     config: PreTrainedConfig, random: np.random.Generator, name: str, rows: int
 ) -> dict[str, Any]:
-    """Returns the patches of images of 4 x 4 patches, as one sequence."""
+    """Returns inputs for images of 4 x 4 patches. The patches of all images are one sequence."""
     size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[-1]
     channels = getattr(config, "in_channels", getattr(config, "num_channels", 3))
     features = channels * getattr(config, "temporal_patch_size", 1) * size**2

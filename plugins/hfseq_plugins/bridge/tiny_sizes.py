@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedConfig
 
-#: Keeps the default of an argument.
+#: A value in `SIZES` that keeps the default of the argument.
 DEFAULT = object()
 
 Inputs = Callable[[Any, np.random.Generator], dict[str, Any]]
@@ -70,7 +70,7 @@ def _siglip2(config: PreTrainedConfig, random: np.random.Generator) -> dict[str,
     }
 
 
-#: Sizes of mixed Mamba and attention layers whose state has twice the hidden size.
+#: Mamba sizes of hybrid models whose Mamba layers are twice as wide as the hidden size.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 _BACKBONE = {
     "hidden_sizes": [8, 16, 16, 16],
@@ -122,7 +122,8 @@ def _nested(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in sizes.items()}
 
 
-#: Arguments of configurations by model type. Names with a dot refer to nested configurations.
+#: Arguments of the configuration of each model type. Names with a dot, such as
+#: `text_config.vocab_size`, are arguments of nested configurations.
 SIZES: dict[str, dict[str, Any]] = {
     "align": _nested("vision_config", _EFFICIENTNET),
     "autoformer": _TIME_SERIES,
@@ -289,13 +290,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1,
     },
 }
-#: Attributes that are set after a configuration has been created.
+#: Attributes of configurations that are set after the configuration has been created.
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
-#: Names of PyTorch classes for types whose model without a head has no forward pass of its own.
+#: The PyTorch class to compare for model types whose model without a head has no forward pass.
 CLASSES: dict[str, str] = {}
-#: Types whose forward pass has its own value of `use_cache`.
+#: Model types for which the comparison does not set `use_cache`.
 OWN_CACHE_OPTION = frozenset({"mimi_encoder", "mimi_decoder", "pocket_tts_audio_tokenizer_encoder"})
 
 
@@ -318,8 +319,8 @@ def _text_and_image(size: int = 32) -> Inputs:
     return make
 
 
-#: Inputs by model type, from the configuration and a random number generator. `None` removes an
-#: input.
+#: For each model type, a function of the configuration and a random number generator that returns
+#: inputs. They replace the default inputs. The value `None` removes an input.
 INPUTS: dict[str, Inputs] = {
     "audioflamingo3_encoder": lambda config, random: {
         "input_features": _normal(random, 2, config.num_mel_bins, 2 * config.max_source_positions),
@@ -445,13 +446,14 @@ INPUTS: dict[str, Inputs] = {
     "mm-grounding-dino": _text_and_image(64),
     "blip-2": _text_and_image(),
 }
-#: Names of inputs that are constants of the program, for all types and for single ones.
+#: Names of inputs that are constants of the program, for all model types.
 STATIC_NAMES: tuple[str, ...] = (
     *("image_grid_thw", "video_grid_thw", "grid_thw", "grid_hws", "spatial_shapes", "image_sizes"),
     "merge_sizes",
 )
+#: Names of further inputs that are constants of the program, for single model types.
 STATIC: dict[str, tuple[str, ...]] = {
-    # The code collects the tokens with global attention, whose number is that of a shape.
+    # The number of tokens with global attention, which the mask states, is the size of an array.
     "led": ("attention_mask",),
     "longformer": ("attention_mask",),
 }

@@ -29,9 +29,9 @@ from hfseq_plugins.bridge.tensor import (
     inner_scope,
 )
 
-#: Computes the output of a submodule from its only input.
+#: A function that computes the output of a submodule with one input.
 Layer = Callable[[jax.Array], jax.Array]
-#: Converts an output object of Transformers, given its class and its entries by name.
+#: A function that converts an output object of Transformers, given its class and its entries.
 MakeOutput = Callable[[type, dict[str, Any]], Any]
 
 
@@ -50,39 +50,41 @@ def call(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Runs PyTorch's forward pass of a module on jax arrays.
 
-    The function is pure and may be traced by `jax.jit`, `jax.grad` and `jax.vmap`. The module is
-    not changed, and may be used by several threads at once. It should be called under `jax.jit`,
-    because it runs PyTorch's Python code in each call.
+    The function is pure and can be transformed by `jax.jit`, `jax.grad` and `jax.vmap`. It should
+    be called under `jax.jit`, because each call runs PyTorch's Python code. The module is not
+    changed, and several threads can use it at the same time.
 
     Args:
         module: A module from `modules.build`.
         tensors: Parameters and buffers by name, as in `module.named_parameters()` and
             `module.named_buffers()`, in PyTorch's layout. For tied parameters, one of the names is
-            sufficient. Computed buffers that are missing keep their values as constants.
-        inputs: Arguments of `module.forward` by name. jax arrays are inputs of the program. NumPy
-            arrays and PyTorch tensors are constants of the program, on which Python code may
-            depend, such as the sizes of images. All other values are passed unchanged.
+            sufficient. Buffers that are missing have the values that the module computed for them.
+        inputs: Arguments of `module.forward` by name. jax arrays are inputs of the compiled
+            program. NumPy arrays and PyTorch tensors are constants of the program, so Python code
+            may depend on their values. The sizes of images are an example. All other values are
+            passed unchanged.
         train: Whether the module is in training mode.
-        rng: The key of dropout and other random operators, or hfseq's keys. With `None`, reading a
-            random number raises an error.
+        rng: The PRNG key, or the `hfseq.nn.Keys`, of dropout and other random operators. With
+            `None`, an error is raised if the code reads a random number.
         gradient_checkpointing: Whether to rematerialize each layer that Transformers can
             checkpoint.
         segment_ids: Number of the packed document of each token, `(batch, length)`. Self-attention
             does not cross documents if Transformers' mask functions build its masks.
-        layers: Functions that compute the outputs of submodules, by the path of the submodule. They
-            replace the submodule's forward pass, for example by one with adapters.
-        function: The function `function(module, **inputs)` to run. Default: the forward pass.
-        make_output: Converts the entries of each output object of Transformers, given its class
-            and the entries by name. Default: a dictionary of the entries.
+        layers: Functions that replace the forward pass of submodules, by the path of the submodule.
+            For example, an hfseq layer with an adapter can replace a linear layer.
+        function: The function to run, which is called as `function(module, **inputs)`. Default: the
+            forward pass of the module.
+        make_output: Function that converts each output object of Transformers, given its class and
+            its entries by name. Default: the output object becomes a dictionary.
 
     Returns:
-        The outputs by name, as nested dictionaries and tuples of jax arrays, without entries that
-        are `None`, and all buffers that the call changed, such as the statistics of batch
-        normalization, by name.
+        The outputs, as nested dictionaries and tuples of jax arrays, without entries that are
+        `None`. The second value contains the buffers that the call changed, by name. The statistics
+        of batch normalization are an example.
 
     Raises:
-        UnsupportedModel: The PyTorch code cannot be traced.
-        WeightsError: A parameter is missing, or its shape is wrong.
+        UnsupportedModel: jax cannot trace the PyTorch code.
+        WeightsError: A parameter is missing, or has the wrong shape.
     """
     clone = _clone(module, tensors)
     for part in clone.modules():
@@ -107,9 +109,11 @@ def call(
         state.leave()
     if train and numpy_state != _numpy_state():
         raise UnsupportedModel(
-            "it draws random numbers with NumPy, which would be the same in every step",
+            "it draws random numbers with NumPy, which would be the same in every step of the "
+            "compiled program",
             operator="numpy.random",
-            solution="Disable this augmentation in the configuration, such as apply_spec_augment",
+            solution="Disable the augmentation that draws them in the configuration, for example "
+            "with apply_spec_augment=False",
         )
     changed = {
         name: buffer.array
@@ -120,7 +124,7 @@ def call(
 
 
 def _numpy_state() -> tuple[int, int]:
-    """Returns the state of NumPy's global generator, which changes with each random number."""
+    """Returns parts of the state of NumPy's global generator that change with each draw."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002
     assert isinstance(state, dict)
     return int(state["state"]["pos"]), int(state["state"]["key"][0])
@@ -143,9 +147,10 @@ def _input(value: Any) -> Any:
 
 
 def _clone(module: torch.nn.Module, tensors: Mapping[str, jax.Array]) -> torch.nn.Module:
-    """Copies the objects of a module, with its tensors replaced by jax arrays.
+    """Copies a module and replaces its tensors by tensors that hold the given jax arrays.
 
-    The forward pass may store tensors in the copy, which must not outlive a trace.
+    The module must be copied because its code may store traced arrays in attributes, and these must
+    not be used after the trace.
     """
     memo: dict[int, Any] = {}
     missing = []
@@ -187,7 +192,7 @@ def _checked(name: str, array: jax.Array, tensor: torch.Tensor) -> JaxTensor:
 
 
 def _outputs(outputs: Any, make_output: MakeOutput | None) -> Any:
-    """Converts outputs to nested dictionaries and tuples of arrays."""
+    """Converts the outputs of PyTorch code to nested dictionaries and tuples of jax arrays."""
     if isinstance(outputs, torch.Tensor):
         return as_arrays(outputs)
     if isinstance(outputs, Mapping):
@@ -208,7 +213,8 @@ def _compute_layer(layer: Layer, inputs: torch.Tensor) -> torch.Tensor:
 def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls the forward pass of a layer in `jax.checkpoint`.
 
-    Tensors of other layers that it writes to, such as buffers, are additional results.
+    If the layer changes tensors that were created outside of it, such as buffers, their new values
+    are additional results of the checkpointed function.
     """
     leaves, spec = tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]

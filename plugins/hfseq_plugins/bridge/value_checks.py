@@ -1,8 +1,8 @@
-"""Checks of values in PyTorch code, which are assumed to pass while jax traces it.
+"""Assumes that checks of tensor values in PyTorch code pass while jax traces the code.
 
-A statement such as `assert lengths.max() <= 10`, or `if mask.any(): raise ValueError`, asks for a
-value that is not known during a trace. Its only effect is an error or a warning, so the answer that
-avoids both leaves the result of the model unchanged.
+Examples of checks are `assert lengths.max() <= 10` and `if mask.any(): raise ValueError`. jax does
+not know the values in a trace. Since the only effect of a check is an error or a warning, the
+results of the model do not change if the condition is assumed to have the value that avoids both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _LOGS = {"warn", "warning", "warning_once", "info", "debug", "error"}
 
 
 class AssumedNumber:
-    """A number in a condition. All its comparisons return the answer that avoids errors."""
+    """Stands for an unknown number in a condition.
+
+    Args:
+        answer: The result of all comparisons with the number.
+    """
 
     def __init__(self, answer: bool):
         self.answer = answer
@@ -42,13 +46,16 @@ class AssumedNumber:
 
 
 def passing_answer(tensor: Any) -> bool | None:
-    """Returns the answer to a condition on an unknown value that avoids errors and warnings.
+    """Returns the truth value to assume for a tensor in a condition, so that a check passes.
+
+    The condition is the statement of the model's code that is being executed.
 
     Args:
         tensor: The tensor that is converted to a bool.
 
     Returns:
-        The answer, or `None` if the value is known, or if it affects more than an error.
+        The truth value. `None` if the values of the tensor are known, or if the statement is not a
+        check, so that the results of the model depend on the condition.
     """
     if tensor.node.is_constant or not isinstance(tensor.array, jax.core.Tracer):
         return None
@@ -65,7 +72,7 @@ def passing_answer(tensor: Any) -> bool | None:
 
 @functools.cache
 def _answer(file: str, line: int) -> bool | None:
-    """Returns the answer for the statement at a line of a file."""
+    """Returns the truth value that `passing_answer` assumes in the statement at a line."""
     for node in ast.walk(_parsed(file)):
         if not isinstance(node, ast.Assert | ast.If):
             continue
@@ -88,7 +95,7 @@ def _parsed(file: str) -> ast.Module:
 
 
 def _only_reports(statement: ast.stmt) -> bool:
-    """Whether a statement raises an error or logs a message."""
+    """Returns whether a statement only raises an error or logs a message."""
     if isinstance(statement, ast.Raise):
         return True
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
@@ -98,9 +105,9 @@ def _only_reports(statement: ast.stmt) -> bool:
 
 
 def _drops_mask(node: ast.If) -> bool:
-    """Whether a statement drops a mask that hides nothing: `if not mask.any(): mask = None`.
+    """Returns whether a statement drops a mask that has no effect.
 
-    Such a mask has no effect, so it can be kept.
+    An example is `if mask.all(): mask = None`. Keeping such a mask does not change the results.
     """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Assign):
         return False
@@ -118,9 +125,10 @@ def _calls(node: ast.AST) -> set[str]:
 
 
 def _clamps_overflow(node: ast.If) -> bool:
-    """Whether a statement limits overflow: `if not torch.isfinite(x).all(): x = torch.clamp(x)`.
+    """Returns whether a statement clamps values that overflow.
 
-    Clamping to the range of the data type changes no finite value, so it may always be done.
+    An example is `if not torch.isfinite(x).all(): x = torch.clamp(x, min, max)`. Clamping to the
+    range of the data type does not change finite values, so it can always be done.
     """
     is_assignment = all(isinstance(statement, ast.Assign) for statement in node.body)
     body = set().union(*map(_calls, node.body))
@@ -131,9 +139,14 @@ def _clamps_overflow(node: ast.If) -> bool:
 
 
 def _truth(test: ast.expr, wanted: bool) -> bool | None:
-    """Returns the truth of a tensor that gives a condition the required truth.
+    """Returns the truth value of tensors with which a condition is true or false as required.
 
-    Every tensor in the condition gets the same answer.
+    Args:
+        test: The condition.
+        wanted: The required truth value of the condition.
+
+    Returns:
+        One truth value for all tensors in the condition, or `None` if no single value works.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _truth(test.operand, not wanted)

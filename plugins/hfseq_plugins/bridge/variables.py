@@ -1,4 +1,4 @@
-"""Modules of bridged models, with and without PyTorch."""
+"""NNX modules that bridged models use with and without PyTorch."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from flax import nnx
 
 
 class Holder(nnx.Module):
-    """Holds the parameters and submodules of a PyTorch module that has no hfseq counterpart."""
+    """Holds the parameters and submodules of a PyTorch module that no hfseq layer replaces."""

@@ -1,4 +1,4 @@
-"""Writes through views: the values of a tensor after one of its views has been written to."""
+"""Computes the new values of a tensor after a write to one of its views."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-#: Computes the values of a tensor from its former values and the new values of a view.
+#: A function that computes the new values of a tensor. Its arguments are the old values of the
+#: tensor and the new values of a view of it.
 Put = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -23,13 +24,13 @@ def put_of(
     number: int | None,
     apply: Callable[[jax.Array], jax.Array],
 ) -> Put:
-    """Returns the function that writes a view back to the tensor that it views.
+    """Returns the function that updates a tensor after a write to one of its views.
 
     Args:
-        func: The operator of the view, a `torch._ops.OpOverload`.
-        args: The arguments of the operator. The first one is the tensor.
-        number: Number of the view, if the operator returns several.
-        apply: Computes the view.
+        func: The operator that created the view, a `torch._ops.OpOverload`.
+        args: The arguments of the operator. The first one is the viewed tensor.
+        number: Index of the view in the results of the operator, if it returns several views.
+        apply: Function that computes the view from the tensor.
     """
     name = str(func).split(".")[1]
     if name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "detach", "alias"):
@@ -76,7 +77,10 @@ def _put_at(dim: int, index: Any) -> Put:
 
 
 def _by_index(apply: Callable[[jax.Array], jax.Array]) -> Put:
-    """Writes each element of the view to its place, which the same view of an index table gives."""
+    """Returns a function that writes each element of the view to its position in the tensor.
+
+    The function finds these positions by taking the same view of an array of indices.
+    """
 
     def put(parent: jax.Array, view: jax.Array) -> jax.Array:
         with jax.ensure_compile_time_eval():

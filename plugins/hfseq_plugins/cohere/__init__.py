@@ -1,6 +1,6 @@
 """Cohere (Cohere, 2024, https://huggingface.co/CohereLabs/c4ai-command-r-v01).
 
-The attention and feed-forward blocks run in parallel and have no biases.
+A decoder without biases, whose attention and feed-forward blocks run in parallel.
 """
 
 from __future__ import annotations

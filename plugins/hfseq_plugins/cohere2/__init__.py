@@ -1,6 +1,6 @@
 """Cohere 2 (Cohere, 2025, https://arxiv.org/abs/2504.00698).
 
-Cohere with sliding-window layers. The other layers use no positions.
+Cohere with sliding-window attention in most layers. The other layers have no rotary embeddings.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers DeBERTa-v2, which DeBERTa-v3 and mDeBERTa also use, with the heads of PyTorch."""
+    """Registers DeBERTa-v2, which is also the model type of DeBERTa-v3 and mDeBERTa."""
     register(
         "deberta-v2",
         config="transformers:DebertaV2Config",

@@ -1,8 +1,9 @@
 """DeBERTa-v2 and v3 (He et al., 2021) on Flax NNX. Module attributes are named as in checkpoints.
 
-The attention scores are sums of up to three terms: content to content as in BERT, content to
-position (`c2p`), and position to content (`p2c`). A position is the bucket of the distance between
-query and key. All layers share the embeddings of the buckets.
+An attention score is the sum of up to three products: query and key content as in BERT, query
+content and relative position (`c2p`), and relative position and key content (`p2c`). A relative
+position is the distance between query and key. Large distances are grouped into buckets. All layers
+share the embeddings of relative positions.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ RULES = [
     (r"conv/conv/bias$", "vector"),
     *BERT_RULES,
 ]
-#: Embeddings of the relative positions that occur in a call, `(rows, hidden)`, and two arrays of
-#: indices into them, both `(2 * length,)`. The first is ordered by the distance of a key from its
-#: query, and the second by the distance of a query from its key, each from `1 - length` on.
+#: The embeddings of the relative positions in rows of one length, and indices into them:
+#:
+#: * The embeddings that occur in such rows, `(rows, hidden)`.
+#: * For each offset of a key from its query, the row of the embedding, `(2 * length,)`.
+#: * For each offset of a query from its key, the row of the embedding, `(2 * length,)`.
+#:
+#: The offsets are `1 - length`, `2 - length`, ..., `length`.
 RelativePositions = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def max_relative_positions(config: DebertaV2Config) -> int:
-    """Returns the distance from which all relative positions are treated as equal."""
+    """Returns the limit on distances. All distances beyond it have the same embedding."""
     limit = config.max_relative_positions
     return limit if limit > 0 else config.max_position_embeddings
 
@@ -58,10 +63,11 @@ def position_buckets(config: DebertaV2Config) -> int:
 
 
 def relative_rows(config: DebertaV2Config, distances: np.ndarray) -> np.ndarray:
-    """Returns the rows of the relative position embeddings for distances of keys before queries.
+    """Returns the rows of the relative position embeddings that belong to distances.
 
     With buckets, each distance up to half of the number of buckets has its own row. Larger
-    distances share rows on a logarithmic scale. The computation in float32 rounds as in PyTorch.
+    distances share rows on a logarithmic scale, which is computed in float32 to round as PyTorch
+    does.
 
     Args:
         config: The configuration.
@@ -81,10 +87,10 @@ def relative_rows(config: DebertaV2Config, distances: np.ndarray) -> np.ndarray:
 
 
 def align_columns(scores: jax.Array) -> jax.Array:
-    """Shifts each row of relative scores, so that its columns become absolute positions.
+    """Shifts each row of scores by relative positions so that its columns are absolute positions.
 
-    The shift is computed by reshaping rows that are one element too long, because indexing has a
-    slow gradient, a scatter.
+    The function reshapes rows that are one element too long, which shifts each row by one more
+    element than the row before. Indexing would be slower, because its gradient is a scatter.
 
     Args:
         scores: `(..., length, 2 * length)`. Column `c` of row `i` is the score of position
@@ -216,9 +222,12 @@ class SelfAttention(nnx.Module):
         relative_positions: RelativePositions,
         rngs: Keys | None,
     ) -> jax.Array | None:
-        """Returns the scaled position scores, `(batch, heads, queries, keys)`, or `None`."""
+        """Returns the sum of the scaled scores `c2p` and `p2c`, `(batch, heads, queries, keys)`.
+
+        The result is `None` if the configuration uses neither of them.
+        """
         embeddings, by_key, by_query = relative_positions
-        # All rows of the batch share the embeddings, so they also share the dropout.
+        # All rows of the batch share the embeddings, so they also share the dropout mask.
         embeddings = self.pos_dropout(embeddings, None if rngs is None else rngs.shared)
         bias = None
         if self.has_c2p:
@@ -237,10 +246,13 @@ class SelfAttention(nnx.Module):
         contents: jax.Array,  # (batch, length, heads, head_dim)
         positions: jax.Array,  # (2 * length, heads, head_dim)
     ) -> jax.Array:
-        """Returns scaled scores, `(batch, heads, length, 2 * length)`, in the dtype of `contents`.
+        """Returns the scaled products of contents and relative positions.
 
-        These scores are the largest arrays of the model. In half precision, they need half the
-        memory, and their gradients are also computed in half precision.
+        These products are the largest arrays of the model. They have the dtype of `contents`, since
+        they and their gradients need half the memory in half precision.
+
+        Returns:
+            The products, `(batch, heads, length, 2 * length)`.
         """
         positions = (positions.astype(jnp.float32) * self.scale).astype(contents.dtype)
         return jnp.einsum("blhd,phd->bhlp", contents, positions)
@@ -253,9 +265,9 @@ class Attention(encoder.Attention):
 
 
 class ConvLayer(nnx.Module):
-    """Convolution over the embeddings, which is added to the output of the first layer.
+    """Convolution over the embeddings. Its output is added to the output of the first layer.
 
-    It does not mix the documents of a packed row.
+    If a row contains several packed documents, the convolution does not mix them.
     """
 
     def __init__(self, config: DebertaV2Config, rngs: nnx.Rngs):
@@ -263,7 +275,7 @@ class ConvLayer(nnx.Module):
         if taps % 2 == 0:
             raise UsageError(
                 f"conv_kernel_size={taps} in the configuration is even: use an odd number, so that "
-                "the convolution keeps the length"
+                "the output of the convolution has the same length as its input"
             )
         self.conv = nn.Conv(
             width,
@@ -300,7 +312,8 @@ class ConvLayer(nnx.Module):
         padded = jnp.pad(x, ((0, 0), (side, side), (0, 0)))
         if segment_ids is None:
             return self.conv(padded)
-        # Compute each output from a separate window, in which other documents are zero.
+        # Compute each output from its own window of inputs, in which the tokens of other documents
+        # are set to zero.
         segments = jnp.pad(segment_ids, ((0, 0), (side, side)), constant_values=-1)
         windows = [
             jnp.where(
@@ -361,8 +374,8 @@ class Encoder(nnx.Module):
     def relative_positions(self, length: int) -> RelativePositions | None:
         """Returns the embeddings of all relative positions in rows of this length.
 
-        The distance between tokens of the same document does not depend on its place in a packed
-        row.
+        They are also correct for packed rows, because the distance between two tokens does not
+        depend on where their document starts in the row.
         """
         if self.rel_embeddings is None:
             return None
@@ -453,7 +466,7 @@ class DebertaV2Mixin(bert.ModelWithHead):
 
 
 class PredictionHead(bert.Transform):
-    """Language modeling head that always projects with the word embeddings."""
+    """Language modeling head whose projection to the vocabulary is the word embedding matrix."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -471,7 +484,8 @@ class PredictionHead(bert.Transform):
 class MaskedLM(DebertaV2Mixin, bert.MaskedLM):
     """Encoder with a masked language modeling head.
 
-    The head is BERT's with `config.legacy`, and otherwise that of the published checkpoints.
+    If `config.legacy` is true, the head is that of BERT. Otherwise, it is the head of Microsoft's
+    published checkpoints.
     """
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
@@ -538,8 +552,8 @@ class FlaxDebertaV2PreTrainedModel(FlaxPreTrainedModel):
     """Base class of the DeBERTa models: configuration and checkpoint names.
 
     `input_ids`, `attention_mask`, `token_type_ids` and `position_ids` are `(batch, length)`, or
-    `(batch, choices, length)` for multiple choice. For packed rows, `segment_ids`,
-    `(batch, length)`, is the document number of each token, and 0 for padding.
+    `(batch, choices, length)` for multiple choice. If rows contain several packed documents,
+    `segment_ids`, `(batch, length)`, contains the document number of each token, and 0 for padding.
     """
 
     config_class = DebertaV2Config
@@ -548,14 +562,15 @@ class FlaxDebertaV2PreTrainedModel(FlaxPreTrainedModel):
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
-    # The head of the enhanced mask decoder, which no class uses.
+    # The head of the enhanced mask decoder used in pretraining. No class in Transformers uses it.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"^mask_predictions\.")
     weight_templates = {"encoder.layer.0.conv": "encoder.conv"}
 
     def __init__(self, config: DebertaV2Config, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         if not self.config.position_biased_input:
-            # Files of the enhanced mask decoder contain a table that the encoder does not use.
+            # Checkpoints contain position embeddings for the enhanced mask decoder, which the
+            # encoder does not use.
             self.ignored_weights = (*self.ignored_weights, r"\.position_embeddings\.weight$")  # type: ignore[misc]  # depends on the configuration
 
     def max_length(self) -> int | None:
@@ -594,10 +609,10 @@ class FlaxDebertaV2ForMaskedLM(FlaxDebertaV2PreTrainedModel):
     def checkpoint_options(
         cls, tensors: Mapping[str, Any], config: PreTrainedConfig
     ) -> dict[str, Any]:
-        """Adds `legacy=False` if the checkpoint has only the head of the published checkpoints.
+        """Adds `legacy=False` if the only head in the checkpoint is the one for `legacy=False`.
 
-        Their configurations do not have `legacy`, whose default is true. PyTorch then initializes
-        a head with random values.
+        This is necessary because Microsoft's published configurations do not set `legacy`, and its
+        default is true. For these checkpoints, PyTorch creates a head with random weights.
         """
         options = super().checkpoint_options(tensors, config)
         has_head = any(name.startswith("lm_predictions.lm_head.") for name in tensors)
@@ -605,8 +620,8 @@ class FlaxDebertaV2ForMaskedLM(FlaxDebertaV2PreTrainedModel):
         if not config.legacy or not has_head or has_legacy_head:
             return options
         logger.info(
-            "loading the checkpoint with legacy=False, because it contains the head "
-            "lm_predictions, although its configuration does not set this option"
+            "loading the checkpoint with legacy=False instead of legacy=True as in its "
+            "configuration, because its language modeling head is named lm_predictions"
         )
         return {"legacy": False, **options}
 

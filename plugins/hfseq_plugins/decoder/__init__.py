@@ -1,1 +1,1 @@
-"""One implementation of all Llama-style decoders, with options for the different families."""
+"""The implementation of all Llama-style decoders, with options for each model family."""

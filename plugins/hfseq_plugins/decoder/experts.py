@@ -1,8 +1,8 @@
 """Mixtures of experts of decoders: router, experts, shared expert and load-balancing loss.
 
-Files contain the parameters of the experts in one of two layouts: one tensor per expert and
-projection, or one tensor for all experts. `JOINED` and `MIXTRAL_JOINED` name the tensors of the
-first layout.
+Each parameter of a mixture holds the weights of all experts. Checkpoints contain either this one
+tensor, or a separate tensor per expert and projection. `JOINED` and `MIXTRAL_JOINED` contain the
+names of the separate tensors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from hfseq.nn.sharding import Axes
 from hfseq_plugins.decoder.mlp import MLP
 from hfseq_plugins.decoder.options import family_options, is_enabled, num_experts
 
-#: The tensors of the experts in files, by the name of the parameter.
+#: For each parameter, the names of the tensors in checkpoints with a separate tensor per expert.
+#: `{}` stands for the number of the expert.
 JOINED: Mapping[str, JoinedTensor] = {
     "experts.gate_up_proj": JoinedTensor(
         ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight")
     ),
     "experts.down_proj": JoinedTensor(("experts.{}.down_proj.weight",)),
 }
+#: As `JOINED`, for the names in checkpoints of Mixtral.
 MIXTRAL_JOINED: Mapping[str, JoinedTensor] = {
     "experts.gate_up_proj": JoinedTensor(("experts.{}.w1.weight", "experts.{}.w3.weight")),
     "experts.down_proj": JoinedTensor(("experts.{}.w2.weight",)),
@@ -39,11 +41,11 @@ MIXTRAL_JOINED: Mapping[str, JoinedTensor] = {
 
 
 class RouterStatistics(NamedTuple):
-    """Sums over the tokens of a layer, from which the load-balancing loss is computed.
+    """The statistics of a router that the load-balancing loss needs, summed over all tokens.
 
     Attributes:
         probabilities: Sum of each expert's probabilities, float32 `(experts,)`.
-        choices: Number of tokens that chose each expert, float32 `(experts,)`.
+        choices: Number of tokens for which the router chose each expert, float32 `(experts,)`.
         tokens: Number of tokens, float32.
     """
 
@@ -55,11 +57,12 @@ class RouterStatistics(NamedTuple):
 def load_balancing_loss(layers: Sequence[RouterStatistics]) -> jax.Array:
     """Returns the load-balancing loss of a model (Fedus et al., 2021, equation 4).
 
-    As in Transformers, the statistics of all layers are averaged first. If all experts are equally
-    frequent, the loss is the number of choices per token, which is its minimum.
+    As in Transformers, the statistics are averaged over the layers, and the loss is computed from
+    the averages. It has its minimum, the number of experts per token, if all experts are chosen
+    equally often.
 
     Args:
-        layers: The statistics of each mixture of experts.
+        layers: The router statistics of each layer with a mixture of experts.
     """
     probabilities, choices, tokens = (sum(parts) for parts in zip(*layers, strict=True))
     count = jnp.maximum(tokens, 1)
@@ -70,16 +73,16 @@ def load_balancing_loss(layers: Sequence[RouterStatistics]) -> jax.Array:
 class Router(nn.Linear):
     """Linear layer that computes the scores of the experts in float32.
 
-    Rounding the scores to half precision would change the choice of experts, so a precision recipe
-    does not change the data type. Adapters do not apply to routers, because PyTorch's routers are
-    not linear layers.
+    The layer ignores the data type of precision recipes, because rounding the scores to half
+    precision would change the choice of experts. It cannot have LoRA adapters, because the routers
+    in Transformers are not linear layers.
     """
 
     adaptable = False
 
     @property
     def compute_dtype(self) -> DTypeLike:
-        """The data type of the computation."""
+        """The data type in which the layer computes."""
         return jnp.float32
 
     @compute_dtype.setter
@@ -90,17 +93,17 @@ class Router(nn.Linear):
 class Experts(nn.ExpertLayer):
     """The gated feed-forward blocks of all experts.
 
-    The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, 2 * inner, hidden)`,
-    with the gate first, and `down_proj` is `(experts, hidden, inner)`.
+    The parameters have the same layout as in PyTorch. `gate_up_proj` is `(experts, 2 * inner,
+    hidden)`, and its first `inner` outputs are the gate. `down_proj` is `(experts, hidden, inner)`.
     """
 
-    #: The mesh axes that split the kernels. Those of `gate_up_proj` belong to a view with an axis
-    #: for gate and values.
+    #: The mesh axes over which each axis of the kernels in `arrays` is split. There,
+    #: `gate_up_proj` is `(experts, 2, inner, hidden)`.
     axes: ClassVar[dict[str, Axes]] = {
         "gate_up_proj": ("expert", None, "tensor", "fsdp"),
         "down_proj": ("expert", "fsdp", "tensor"),
     }
-    #: The mesh axes that split the result of `split_halves`.
+    #: The mesh axes over which each axis of the result of `split_halves` is split.
     half_axes: ClassVar[Axes] = ("expert", None, None, "tensor")
     gate_up_proj: nnx.Param
     down_proj: nnx.Param
@@ -127,7 +130,8 @@ class Experts(nn.ExpertLayer):
         for name in self.kernel_names:
             if (adapter := self.adapter(name)) is not None:
                 first, second = adapter.factors()
-                # Gate and values, or the inputs of the second layer, are split over `tensor`.
+                # The outputs of the first layer and the inputs of the second layer are split over
+                # the mesh axis `tensor`, so the adapter is split along these features too.
                 is_input = name == "gate_up_proj"
                 arrays |= {f"{name}_a": first, f"{name}_b": second}
                 axes |= {f"{name}_a": ("expert",), f"{name}_b": ("expert",)}
@@ -139,11 +143,18 @@ class Experts(nn.ExpertLayer):
         return nn.mix_sharded_experts(x, index, weights, self.count, self.compute, arrays, axes)
 
     def split_halves(self, factor: jax.Array) -> jax.Array:
-        """Returns a view of `(experts, rank, 2 * inner)` with an axis for gate and values."""
+        """Separates gate and values in the second factor of an adapter.
+
+        Args:
+            factor: The factor, `(experts, rank, 2 * inner)`.
+
+        Returns:
+            The factor, `(experts, rank, 2, inner)`.
+        """
         return factor.reshape(*factor.shape[:2], 2, self.inner)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Returns the parameters of the experts, with the axes of `axes`."""
+        """Returns the parameters of the experts, in the shapes that `axes` describes."""
         gate_up = self.gate_up_proj[...]
         halves = gate_up.reshape(self.count, 2, self.inner, gate_up.shape[-1])
         return {"gate_up_proj": halves, "down_proj": self.down_proj[...]}
@@ -151,7 +162,7 @@ class Experts(nn.ExpertLayer):
     def compute(
         self, rows: jax.Array, layout: nn.ExpertRows, arrays: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Computes the outputs of rows, `(rows, hidden)`, see `nn.mix_sharded_experts`."""
+        """Applies the experts to rows, `(rows, hidden)`, as `nn.mix_sharded_experts` requires."""
         gate, up = jnp.split(self.product(rows, layout, arrays, "gate_up_proj"), 2, axis=-1)
         return self.product(self.act(gate) * up, layout, arrays, "down_proj")
 
@@ -163,7 +174,7 @@ class Experts(nn.ExpertLayer):
         name: str,
         bias: jax.Array | None = None,
     ) -> jax.Array:
-        """Multiplies rows with a kernel and its adapter."""
+        """Multiplies rows by the kernels of their experts, and adds the products of adapters."""
         kernel = arrays[name]
         if kernel.ndim == 4:
             kernel = kernel.reshape(len(kernel), -1, kernel.shape[-1])
@@ -178,8 +189,9 @@ class Experts(nn.ExpertLayer):
 class ClampedExperts(Experts):
     """The feed-forward blocks of all experts of gpt-oss.
 
-    The parameters have the layout of PyTorch: `gate_up_proj` is `(experts, hidden, 2 * inner)`,
-    where gate and values alternate, and `down_proj` is `(experts, inner, hidden)`.
+    The parameters have the same layout as in PyTorch. `gate_up_proj` is `(experts, hidden,
+    2 * inner)`, and its outputs alternate between gate and values. `down_proj` is `(experts, inner,
+    hidden)`.
     """
 
     transposed = False
@@ -198,7 +210,7 @@ class ClampedExperts(Experts):
         self.limit, self.alpha = config.swiglu_limit, config.swiglu_alpha
 
     def split_halves(self, factor: jax.Array) -> jax.Array:
-        """Returns `factor`, because gate and values alternate."""
+        """Returns `factor` unchanged, because gate and values alternate."""
         return factor
 
     def arrays(self) -> dict[str, jax.Array]:
@@ -208,21 +220,22 @@ class ClampedExperts(Experts):
     def compute(
         self, rows: jax.Array, layout: nn.ExpertRows, arrays: Mapping[str, jax.Array]
     ) -> jax.Array:
-        """Computes the outputs of rows, `(rows, hidden)`, see `nn.mix_sharded_experts`."""
+        """Applies the experts to rows, `(rows, hidden)`, as `nn.mix_sharded_experts` requires."""
         inner = self.product(rows, layout, arrays, "gate_up_proj", arrays["gate_up_proj_bias"])
         gate = jnp.minimum(inner[:, ::2], self.limit)
         up = jnp.clip(inner[:, 1::2], -self.limit, self.limit)
         inner = (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
-        # The outputs of the devices of the axis `tensor` are summed, so only one adds the bias.
+        # The outputs of the devices along the mesh axis `tensor` are summed, so only the first of
+        # these devices adds the bias.
         is_first = tensor_rank(nn.current_options().mesh) == 0
         bias = jnp.where(is_first, arrays["down_proj_bias"], 0)
         return self.product(inner, layout, arrays, "down_proj", bias)
 
 
 class SparseBlock(nnx.Module):
-    """A router and experts. Each token is processed by the experts that the router chooses.
+    """A mixture of experts. The router chooses the experts that process each token.
 
-    No token is dropped.
+    The experts have no limit on their number of tokens, so no token is dropped.
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
@@ -263,8 +276,8 @@ class SparseBlock(nnx.Module):
             x = x * (1 + self.jitter * noise).astype(x.dtype)
         scores = getattr(self, self.router_name)(x)
         best_scores, index = nn.choose_experts(scores, self.choices)
-        # The softmax over the chosen experts equals that over all experts, divided by the sum of
-        # the chosen ones.
+        # With `normalize`, the weights are the probabilities of the chosen experts divided by their
+        # sum. This is the same as a softmax over the scores of the chosen experts.
         summed_scores = best_scores if self.normalize else scores
         weights = jnp.exp(best_scores - jax.nn.logsumexp(summed_scores, axis=-1, keepdims=True))
         output = self.experts(x, index, weights)

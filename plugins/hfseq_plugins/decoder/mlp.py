@@ -14,7 +14,7 @@ from hfseq_plugins.decoder.options import family_options, is_enabled
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """Returns a linear layer with the initialization of the configuration."""
+    """Returns a linear layer whose initial weights have the configured standard deviation."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
@@ -34,8 +34,8 @@ class MLP(nnx.Module):
         self.gate_proj = linear(config, width, inner, rngs, bias)
         self.up_proj = linear(config, width, inner, rngs, bias)
         self.down_proj = linear(config, inner, width, rngs, bias)
-        # A config.json may contain both names. Each family reads the name that its configuration
-        # class defines.
+        # A config.json may contain both hidden_act and hidden_activation. Each family uses the one
+        # that its configuration class defines.
         own_name = hasattr(type(config), "hidden_activation")
         name = "hidden_activation" if own_name else "hidden_act"
         self.act = nn.activation(getattr(config, name))
@@ -75,7 +75,7 @@ class UngatedMLP(nnx.Module):
 
 
 def feed_forward(config: PreTrainedConfig, rngs: nnx.Rngs) -> MLP | FusedMLP | UngatedMLP:
-    """Returns the feed-forward block of a layer."""
+    """Creates the dense feed-forward block that the family uses."""
     options = family_options(config)
     if options.mlp_names:
         return UngatedMLP(config, rngs)

@@ -1,8 +1,8 @@
 """Llama-style decoders (Touvron et al., 2023) on Flax NNX. Module attributes are named as in
 checkpoints.
 
-A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. The
-differences between the families are described in `hfseq_plugins.decoder.options`.
+A layer consists of a norm, attention with rotary embeddings, a second norm, and a gated
+feed-forward block. `hfseq_plugins.decoder.options` describes the differences between the families.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["FAMILY_OPTIONS", "FamilyOptions", "family_options"]
 
 
 def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm | nn.LayerNorm:
-    """Returns a norm of the kind that the family uses.
+    """Creates a norm of the type that `FamilyOptions.norm` selects.
 
     The parameter of an RMSNorm is named `weight`, as in Transformers 4.
 
@@ -74,7 +74,7 @@ def norm_epsilon(config: PreTrainedConfig) -> float:
 
 
 class NormList(nnx.Module):
-    """LayerNorm of each attention head, with a module for each head."""
+    """A separate LayerNorm module for each attention head."""
 
     def __init__(self, heads: int, head_dim: int, epsilon: float):
         self.norms = nnx.List(
@@ -86,7 +86,7 @@ class NormList(nnx.Module):
 
 
 def qk_norm(config: PreTrainedConfig, heads: int) -> nnx.Module:
-    """Returns the norm of queries or keys, see `FamilyOptions.qk_norm`.
+    """Returns the norm of queries or keys that `FamilyOptions.qk_norm` selects.
 
     Args:
         config: Model configuration.
@@ -116,8 +116,8 @@ class Attention(nn.CachedAttention):
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"num_attention_heads={self.heads} in the configuration must be a "
-                f"multiple of num_key_value_heads={self.kv_heads}: key and value heads are shared "
-                "by groups of query heads of equal size"
+                f"multiple of num_key_value_heads={self.kv_heads}, because the same number of "
+                "query heads shares each key and value head"
             )
         options = family_options(config)
         self.causal, self.rate = is_causal(config), getattr(config, "attention_dropout", 0.0)
@@ -136,8 +136,8 @@ class Attention(nn.CachedAttention):
         inner, bias = self.heads * self.head_dim, is_enabled(config, options.output_bias)
         if options.square_output and inner != config.hidden_size:
             raise UsageError(
-                f"num_attention_heads={self.heads} and head_dim={self.head_dim} in the "
-                f"configuration must multiply to hidden_size={config.hidden_size}"
+                f"num_attention_heads={self.heads} times head_dim={self.head_dim} in the "
+                f"configuration must equal hidden_size={config.hidden_size}"
             )
         output = linear(config, inner, config.hidden_size, rngs, bias)
         setattr(self, self.output_name, output)
@@ -236,7 +236,7 @@ class FusedAttention(Attention):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward block with their norms, see `NormNames`.
+    """Attention and feed-forward block with their norms. `NormNames` lists the norms.
 
     Args:
         config: Model configuration.
@@ -383,8 +383,8 @@ class Decoder(nnx.Module):
         x = self.embeddings(input_ids)
         if self.embedding_scale is not None:
             # As in PyTorch, the factor and the scaled embeddings are rounded to the dtype of `x`.
-            # The `where` does not change the result. It keeps the compiler from fusing the
-            # multiplication into the first layer without this rounding.
+            # The `where` does not change the values. Without it, the compiler would fuse the
+            # multiplication with the first layer and omit the rounding.
             scaled = x * jnp.asarray(self.embedding_scale, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
         x = nn.dropout(x, self.embedding_dropout, rngs)
@@ -414,9 +414,10 @@ class Decoder(nnx.Module):
     def token_mask(
         self, input_ids: jax.Array, attention_mask: jax.Array | None, segment_ids: jax.Array | None
     ) -> jax.Array | None:
-        """Returns which positions contain tokens, `(batch, length)`.
+        """Returns a mask of the positions that contain tokens, `(batch, length)`.
 
-        The result is `None` if the model has no auxiliary loss, or if the mask describes a cache.
+        The result is `None` if the auxiliary loss is disabled, or if the attention mask covers the
+        tokens of a cache.
         """
         if not self.auxiliary_factor:
             return None
@@ -428,7 +429,7 @@ class Decoder(nnx.Module):
         return is_token
 
     def auxiliary_loss(self, statistics: Sequence[RouterStatistics]) -> jax.Array | None:
-        """Returns the load-balancing loss of the experts, multiplied by the number of tokens."""
+        """Returns the weighted load-balancing loss, multiplied by the number of tokens."""
         if not statistics:
             return None
         loss = load_balancing_loss(statistics)
@@ -439,8 +440,8 @@ class Head(nnx.Module):
     """Base class of task heads.
 
     Attributes:
-        decoder_class: Class of the decoder.
-        decoder_name: Name of the decoder in checkpoints.
+        decoder_class: Class of the decoder without a head.
+        decoder_name: Name of this decoder in checkpoints.
     """
 
     decoder_class: ClassVar[Callable[..., Any]] = Decoder
@@ -514,7 +515,7 @@ def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) 
     if pad is None and rows > 1:
         raise UsageError(
             f"cannot find the last token of {rows} rows without a pad_token_id in the "
-            "configuration. Set it, or pass a single row"
+            "configuration. Set pad_token_id, or pass a single row"
         )
     is_token = jnp.ones_like(input_ids) if pad is None else input_ids != pad
     last_index = (jnp.arange(length) * is_token).argmax(-1)
@@ -616,10 +617,11 @@ class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
         extra: trees.Params | None = None,
         **inputs: Any,
     ) -> Any:
-        """Runs the model, see `FlaxPreTrainedModel.run`.
+        """Runs the model. `FlaxPreTrainedModel.run` describes the other arguments.
 
-        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. For packed rows,
-        `segment_ids`, `(batch, length)`, is the document number of each token, and 0 for padding.
+        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. If rows contain
+        several packed documents, `segment_ids`, `(batch, length)`, contains the document number of
+        each token, and 0 for padding.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -650,9 +652,9 @@ class FlaxDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     def max_length(self) -> int | None:
         """Returns the maximum sequence length, or `None` for no limit.
 
-        YaRN and linear scaling of rotary embeddings multiply the trained length by a factor.
-        `max_position_embeddings` in published configurations does not include this factor. With
-        dynamic scaling, the length has no limit.
+        With YaRN and linear scaling of rotary embeddings, this is `max_position_embeddings`
+        multiplied by the scaling factor, which published configurations do not include in
+        `max_position_embeddings`. With dynamic scaling, the length has no limit.
         """
         rope, length = nn.rope_parameters(self.config), super().max_length()
         if rope["rope_type"] == "dynamic" or length is None:

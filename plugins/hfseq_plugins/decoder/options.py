@@ -1,7 +1,7 @@
-"""Differences between the Llama-style families, one row per family.
+"""Options that describe how each Llama-style family differs from Llama.
 
-A configuration describes the sizes of a model. The rows of `FAMILY_OPTIONS` contain properties that
-all models of a family have in common, such as the names and the positions of their norms.
+A configuration contains the properties of a single model, such as its sizes. `FAMILY_OPTIONS`
+contains the properties that all models of a family share, such as the names and positions of norms.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ class ExpertOptions:
         block_name: Name of the block with the router and the experts in checkpoints.
         router_name: Name of the router.
         router_bias: Whether the router has a bias.
-        normalize: Whether the weights of the chosen experts are divided by their sum, or the
-            attribute of the configuration with this value.
-        inner_size: Attribute of the configuration with the number of inner features of an expert.
-        shared_expert: Whether another expert processes all tokens. Its output is multiplied by a
-            sigmoid.
-        clamped: Whether the experts have biases, the layout and the activation function of gpt-oss.
+        normalize: Whether the weights of the chosen experts are divided by their sum. A string is
+            the name of the attribute of the configuration that contains this value.
+        inner_size: Name of the attribute of the configuration that contains the number of inner
+            features of an expert.
+        shared_expert: Whether an additional expert processes all tokens. Its output is multiplied
+            by the sigmoid of a linear function of the token.
+        clamped: Whether the experts are those of gpt-oss, which have biases, another layout, and a
+            clamped activation function.
     """
 
     block_name: str = "mlp"
@@ -60,10 +62,10 @@ class ExpertOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FamilyOptions:
-    """Differences between a family and Llama that are not options of the configuration.
+    """Differences between a family and Llama that the configuration does not describe.
 
-    An option with the type `bool | str` is a constant, or the name of the attribute of the
-    configuration that contains its value.
+    An option of the type `bool | str` is either the value itself, or the name of the attribute of
+    the configuration that contains the value.
 
     Attributes:
         causal: Whether attention is causal.
@@ -74,52 +76,59 @@ class FamilyOptions:
         embeddings_name: Name of the token embeddings.
         attention_name: Name of the attention module of a layer.
         fused_qkv: Name of the projection that computes queries, keys and values together, or `""`.
-        qkv_per_head: Whether the output of this projection contains query, key and value of one
-            head after the other, instead of all queries before all keys and values.
+        qkv_per_head: The order of the outputs of this projection. If true, the outputs contain
+            query, key and value of the first head, then those of the next head. Otherwise, the
+            queries of all heads precede all keys, and these precede all values.
         qkv_bias: Whether the query, key and value projections have biases.
         output_bias: Whether the output projection of attention has a bias.
         output_name: Name of the output projection of attention.
         square_output: Whether the output projection must have as many inputs as outputs.
-        clip_qkv: Whether queries, keys and values are limited to the configuration's `clip_qkv`.
+        clip_qkv: Whether queries, keys and values are clipped to the range from `-clip_qkv` to
+            `clip_qkv` of the configuration.
         qk_norm: How queries and keys are normalized before rotary embeddings are applied.
 
             * `""`: They are not normalized.
             * `"rms"`: RMSNorm of each head. All heads share the weights.
             * `"rms_all_heads"`: RMSNorm of all heads together.
             * `"layer"`: LayerNorm of each head. All heads share the weights.
-            * `"layer_per_head"`: LayerNorm of each head with a row of one weight matrix.
-            * `"layer_list"`: LayerNorm of each head with a module for each head.
-        qk_norm_enabled: Whether queries and keys are normalized, if `qk_norm` is not empty.
-        qk_norm_name: Suffix of the names of the norms, after `q_` and `k_`.
-        rotary: The layers with rotary embeddings: `"all"` or `"sliding"`. Without windows, all
-            layers have them, except if `window_required` is set.
-        partial_rotary: Whether only the part `partial_rotary_factor` of each head is rotated.
-        interleaved: Whether rotary embeddings pair each feature with its neighbor.
+            * `"layer_per_head"`: LayerNorm of each head. The weights are a matrix with a row per
+              head.
+            * `"layer_list"`: LayerNorm of each head. The weights are in a separate module per head.
+        qk_norm_enabled: Whether the norm in `qk_norm` is used.
+        qk_norm_name: Suffix of the names of these norms, which start with `q_` and `k_`.
+        rotary: The layers with rotary embeddings: `"all"`, or `"sliding"` for layers with a sliding
+            window. With `"sliding"`, a model without a `sliding_window` has rotary embeddings in
+            all layers, unless `window_required` is set.
+        partial_rotary: Whether only the fraction `partial_rotary_factor` of each head is rotated.
+        interleaved: Whether rotary embeddings rotate pairs of adjacent features. Otherwise, they
+            pair the features of the first half of a head with those of the second half.
         mlp_bias: Whether the projections of the feed-forward block have biases.
         fused_mlp: Whether one projection computes the gate and the gated features of the
             feed-forward block (`gate_up_proj`).
         mlp_names: Names of the input and output projection of a feed-forward block without a gate.
             Empty for gated blocks.
-        norm: Kind of the norms: `"rms"`, `"layer"`, or `"layer_without_bias"`, or
+        norm: Type of the norms: `"rms"`, `"layer"`, `"layer_without_bias"` or
             `"layer_without_weights"`.
-        norm_epsilon: The epsilon of the norms, or the attribute of the configuration with it.
+        norm_epsilon: The epsilon of the norms, or the name of the attribute of the configuration
+            that contains it.
         norm_offset: Number that is added to the weights of norms.
         norm_names: Names and positions of the norms of a layer.
         final_norm_name: Name of the norm after the last layer.
-        parallel: Whether attention and feed-forward block have the same input, the output of the
-            first norm.
-        shared_norm: Whether a parallel layer has only this norm. Otherwise the feed-forward block
-            has a separate norm.
+        parallel: Whether attention and the feed-forward block run in parallel on the input of the
+            layer, instead of one after the other.
+        shared_norm: Whether attention and the feed-forward block of a parallel layer share one
+            norm. Otherwise, each of them has its own norm.
         scale_embeddings: Whether embeddings are multiplied by the square root of the hidden size.
         multipliers: Whether the configuration contains the factors of embeddings, attention scores,
             residual branches and logits (Granite).
         logit_scale: Whether logits are multiplied by the configuration's `logit_scale`.
         head_bias: Whether the language modeling head has a bias.
-        embedding_dropout: Attribute with the dropout rate of the embeddings, or `""`.
-        attention_output_dropout: Attribute with the dropout rate of the output of attention.
-        mlp_dropout: Attribute with the dropout rate of the output of the feed-forward block.
-        sinks: Whether each head has an attention sink, a trained score that takes part in the
-            softmax and has no value.
+        embedding_dropout: Name of the attribute of the configuration that contains the dropout rate
+            of the embeddings, or `""` for no dropout.
+        attention_output_dropout: As `embedding_dropout`, for the output of attention.
+        mlp_dropout: As `embedding_dropout`, for the output of the feed-forward block.
+        sinks: Whether each head has an attention sink: a trained score that is part of the softmax
+            but belongs to no key.
         experts: Properties of mixtures of experts, or `None` for a family without them.
     """
 
@@ -308,7 +317,7 @@ FAMILY_OPTIONS = {
         attention_output_dropout="hidden_dropout",
         mlp_dropout="hidden_dropout",
     ),
-    "falcon": FamilyOptions(),  # only for its heads: hfseq_plugins.falcon has its own layers
+    "falcon": FamilyOptions(),  # the task heads read it; hfseq_plugins.falcon defines the layers
     "exaone4": FamilyOptions(qk_norm="rms", rotary="sliding", norm_names=_NORMS_AFTER),
     "ernie4_5": FamilyOptions(
         qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", interleaved=True
@@ -352,16 +361,16 @@ FAMILY_OPTIONS = {
 
 
 def family_options(config: PreTrainedConfig) -> FamilyOptions:
-    """Returns the `FamilyOptions` of the family that a configuration belongs to.
+    """Returns the options of the family that a configuration belongs to.
 
-    For a subclass of a registered configuration class, these are the options of its parent.
+    If its model type is not in `FAMILY_OPTIONS`, the model type of a parent class is used.
     """
     types = (vars(parent).get("model_type") for parent in type(config).__mro__)
     return next(FAMILY_OPTIONS[name] for name in types if name in FAMILY_OPTIONS)
 
 
 def is_enabled(config: PreTrainedConfig, option: bool | str) -> bool:
-    """Returns the value of an option, a constant or the name of an attribute of `config`."""
+    """Returns the value of an option, which is a bool or the name of an attribute of `config`."""
     return bool(getattr(config, option, False)) if isinstance(option, str) else option
 
 
@@ -373,8 +382,9 @@ def dropout_rate(config: PreTrainedConfig, option: str) -> float:
 def is_causal(config: PreTrainedConfig) -> bool:
     """Returns whether attention is causal.
 
-    `is_causal=False` in the configuration makes any family bidirectional, as in Transformers. In
-    EmbeddingGemma, which is a bidirectional Gemma 3, `use_bidirectional_attention` is set instead.
+    As in Transformers, `is_causal=False` in the configuration makes a model of any family
+    bidirectional. The configuration of EmbeddingGemma, a bidirectional Gemma 3, sets
+    `use_bidirectional_attention` instead.
     """
     bidirectional = getattr(config, "use_bidirectional_attention", None)
     return family_options(config).causal and nn.is_causal(config) and not bidirectional
@@ -384,8 +394,8 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     """Returns the attention type of each layer, `full_attention` or `sliding_attention`.
 
     Raises:
-        UsageError: The configuration's `layer_types` is too short or contains other values, or the
-            sliding layers have no window.
+        UsageError: The configuration's `layer_types` is too short or contains other values, or a
+            layer has sliding attention without a `sliding_window` in the configuration.
     """
     num_layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     options = family_options(config)
@@ -402,7 +412,7 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     if window is None and options.window_required and SLIDING in types:
         raise UsageError(
             f"sliding_window=None in the configuration, but its layer_types contain '{SLIDING}'. "
-            f"Set sliding_window, or '{FULL}' for all layers"
+            f"Set sliding_window, or use '{FULL}' for all layers in layer_types"
         )
     return [FULL if window is None else layer_type for layer_type in types]
 
@@ -411,14 +421,14 @@ def num_experts(config: PreTrainedConfig) -> int:
     """Returns the number of experts of each mixture of experts.
 
     Raises:
-        UsageError: The configuration selects more experts per token than it has, or none.
+        UsageError: `num_experts_per_tok` is less than 1 or exceeds the number of experts.
     """
     count = getattr(config, "num_local_experts", None)
     count = config.num_experts if count is None else count
     if not 1 <= config.num_experts_per_tok <= count:
         raise UsageError(
             f"num_experts_per_tok={config.num_experts_per_tok} in the configuration must be "
-            f"between 1 and its number of experts, {count}"
+            f"between 1 and the number of experts, {count}"
         )
     return int(count)
 
@@ -439,7 +449,8 @@ def rotary_layers(config: PreTrainedConfig) -> list[bool]:
     A layer without them uses no position information.
     """
     types, options = layer_types(config), family_options(config)
-    if enabled := getattr(config, "no_rope_layers", None):  # 1 for layers with rotary embeddings
+    # Despite its name, no_rope_layers is 1 for layers with rotary embeddings.
+    if enabled := getattr(config, "no_rope_layers", None):
         return [bool(value) for value in enabled]
     windows = options.window_required or getattr(config, "sliding_window", None) is not None
     if options.rotary == "sliding" and windows:
@@ -454,7 +465,7 @@ def head_size(config: PreTrainedConfig) -> int:
 
 
 def rotary_size(config: PreTrainedConfig, layer_type: str) -> int:
-    """Returns the number of features per head that are rotated in layers of a type."""
+    """Returns the number of features per head that are rotated in layers of type `layer_type`."""
     width = head_size(config)
     if not family_options(config).partial_rotary:
         return width

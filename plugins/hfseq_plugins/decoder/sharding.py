@@ -1,4 +1,7 @@
-"""Sharding rules of Llama-style decoders: column- and row-parallel pairs, as in Megatron-LM."""
+"""Sharding rules of Llama-style decoders.
+
+As in Megatron-LM, each block consists of a column-parallel and a row-parallel projection.
+"""
 
 RULES = [
     (r"experts/gate_up_proj$", "expert_column"),
@@ -25,7 +28,7 @@ RULES = [
     (r"(classifier|score|qa_outputs)/bias$", "replicated"),
 ]
 
-#: The rules of gpt-oss, whose experts have biases and another layout, and which has sinks.
+#: The rules of gpt-oss. It has attention sinks, and its experts have biases and another layout.
 CLAMPED_RULES = [
     (r"experts/gate_up_proj$", "expert_row"),
     (r"experts/down_proj$", "expert_column"),

@@ -1,4 +1,4 @@
-"""DINOv3 (Siméoni et al., 2025, https://arxiv.org/abs/2508.10104): its vision Transformers."""
+"""The vision Transformers of DINOv3 (Siméoni et al., 2025, https://arxiv.org/abs/2508.10104)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CITATION = r"""@misc{simeoni2025dinov3,
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers the vision Transformers of DINOv3, which have no task head in Transformers."""
+    """Registers the vision Transformers of DINOv3. Transformers has no task heads for them."""
     register(
         "dinov3_vit",
         config="transformers:DINOv3ViTConfig",

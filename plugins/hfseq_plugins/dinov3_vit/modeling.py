@@ -37,13 +37,13 @@ RULES = [
 def linear(
     config: DINOv3ViTConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """Returns a linear layer with the initialization of the configuration."""
+    """Returns a linear layer whose initial weights have the configured standard deviation."""
     init = truncated_normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
 
 class Embeddings(nnx.Module):
-    """Class token, register tokens (Darcet et al., 2024) and patches."""
+    """Embeddings of the class token, register tokens (Darcet et al., 2024) and patches."""
 
     def __init__(self, config: DINOv3ViTConfig, rngs: nnx.Rngs):
         width, init = config.hidden_size, truncated_normal(config.initializer_range)
@@ -64,7 +64,8 @@ class Embeddings(nnx.Module):
         if bool_masked_pos is not None:
             if bool_masked_pos.shape != x.shape[:2]:
                 raise UsageError(
-                    f"bool_masked_pos has shape {bool_masked_pos.shape}, expected {x.shape[:2]}"
+                    f"bool_masked_pos has shape {bool_masked_pos.shape}, expected {x.shape[:2]}, "
+                    "the number of images and of patches per image"
                 )
             mask_token = self.mask_token[...].astype(x.dtype)
             x = jnp.where(bool_masked_pos.astype(bool)[..., None], mask_token, x)
@@ -74,10 +75,11 @@ class Embeddings(nnx.Module):
 
 
 class RotaryPositions:
-    """Rotary embeddings of the patches: half of the features rotate by row, half by column.
+    """Rotary embeddings of the patches.
 
-    Coordinates are between -1 and 1, independent of the size of the image. In training, the
-    coordinates of all images of a batch are shifted and scaled at random.
+    Half of the features are rotated by angles that depend on the row of a patch, and half by angles
+    that depend on its column. Coordinates are between -1 and 1 for images of any size. In training,
+    they are randomly shifted and scaled, in the same way for all images of a batch.
     """
 
     def __init__(self, config: DINOv3ViTConfig):
@@ -85,8 +87,8 @@ class RotaryPositions:
         if head_dim % 4:
             raise UsageError(
                 f"hidden_size={config.hidden_size} and num_attention_heads="
-                f"{config.num_attention_heads} in the configuration give heads with {head_dim} "
-                "features, but rotary positions of images need a multiple of 4"
+                f"{config.num_attention_heads} in the configuration give {head_dim} features per "
+                "head, which must be a multiple of 4 for the rotary positions of images"
             )
         exponents = np.arange(head_dim // 4, dtype=np.float32) * np.float32(4 / head_dim)
         self.frequencies = (1 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
@@ -117,7 +119,7 @@ class RotaryPositions:
         return jnp.cos(angles), jnp.sin(angles)
 
     def augment(self, coordinates: jax.Array, rngs: Keys) -> jax.Array:
-        """Shifts and scales coordinates, `(patches, 2)`."""
+        """Shifts and scales coordinates, `(patches, 2)`, at random."""
 
         def uniform(shape: tuple[int, ...], bound: float) -> jax.Array:
             return (2 * (rngs.bits(shape).astype(jnp.float32) + 0.5) / 65536 - 1) * bound
@@ -245,7 +247,7 @@ class FlaxDINOv3ViTPreTrainedModel(FlaxVisionPreTrainedModel):
 
     config_class = DINOv3ViTConfig
     any_image_size = True
-    # PyTorch's class has the layers in a module `model`, which is not part of the names in files.
+    # The layers of PyTorch's class are in a submodule `model`, whose name the checkpoints omit.
     weight_synonyms = {"model.layer.{}": "layer.{}"}
     module_templates = {"layer.{}": "model.layer.{}"}
 

@@ -1,6 +1,6 @@
 """ERNIE (Sun et al., 2019): BERT pretrained by masking whole phrases and entities.
 
-Since version 2, it has task embeddings.
+Since ERNIE 2, the model can have embeddings of the pretraining task.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class QuestionAnswering(ErnieMixin, bert.QuestionAnswering):
 class FlaxErniePreTrainedModel(bert.FlaxBertPreTrainedModel):
     """Base class of the ERNIE models.
 
-    In addition to the inputs of BERT, the models accept `task_type_ids`, `(batch, length)`, the
-    number of the pretraining task. It is 0 by default.
+    In addition to the inputs of BERT, the models accept `task_type_ids`, `(batch, length)`, which
+    contains the number of the pretraining task of each token, by default 0.
     """
 
     config_class = ErnieConfig

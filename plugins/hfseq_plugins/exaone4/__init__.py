@@ -1,6 +1,6 @@
 """EXAONE 4 (LG AI Research, 2025, https://arxiv.org/abs/2507.11407).
 
-Norms after the blocks, and positions only in sliding layers.
+A decoder with norms after its blocks. Only sliding-window layers have rotary embeddings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Falcon (Almazrouei et al., 2023) on Flax NNX. Module attributes are named as in checkpoints.
 
-The configuration selects the layers of Falcon-RW (sequential blocks, with ALiBi), of Falcon 7B
-(parallel blocks, one key and value head) or of the new decoder architecture in Falcon 11B, 40B and
-180B (parallel blocks, groups of query heads).
+The configuration selects one of these layers:
+
+* Falcon-RW: attention before the feed-forward block, with ALiBi.
+* Falcon 7B: attention and feed-forward block in parallel, with one key and value head.
+* Falcon 11B, 40B and 180B, the "new decoder architecture": attention and feed-forward block in
+  parallel, with several key and value heads.
 """
 
 from __future__ import annotations
@@ -38,14 +41,14 @@ RULES = [
 
 
 def round_to_bfloat16(x: jax.Array) -> jax.Array:
-    """Rounds to the precision of bfloat16, in a way that the compiler does not remove."""
+    """Rounds to the precision of bfloat16 with an operation that the compiler does not remove."""
     return jax.lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
 
 
 def alibi(heads: int, positions: jax.Array) -> jax.Array:
-    """Returns the linear biases of the keys (ALiBi; Press et al., 2021), rounded as in PyTorch.
+    """Returns linear biases of the attention scores for each key (ALiBi; Press et al., 2021).
 
-    Falcon computes slopes, positions and their products in bfloat16.
+    Slopes, positions and their products are rounded to bfloat16, as in PyTorch.
 
     Args:
         heads: Number of attention heads.
@@ -80,7 +83,7 @@ class Attention(nn.CachedAttention):
                 f"num_attention_heads={self.heads} in the configuration must be a multiple of "
                 f"num_kv_heads={self.kv_heads}"
             )
-        # Without ALiBi, PyTorch's class has no dropout of attention weights.
+        # PyTorch's class only applies dropout to attention weights with ALiBi.
         self.rate = float(config.attention_dropout or 0.0) if config.alibi else 0.0
         features = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.query_key_value = linear(config, width, features, rngs, bool(config.bias))
@@ -96,7 +99,8 @@ class Attention(nn.CachedAttention):
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         lead = x.shape[:2]
-        # Each group contains its queries, followed by one key and one value.
+        # The output of the projection contains, for each group, the query heads, one key head and
+        # one value head.
         groups = self.heads // self.kv_heads + 2
         fused = self.query_key_value(x).reshape(*lead, self.kv_heads, groups, self.head_dim)
         query = fused[..., :-2, :].reshape(*lead, self.heads, self.head_dim)
@@ -160,7 +164,9 @@ class Block(nnx.Module):
         if grouped and not self.parallel or self.two_norms and not grouped:
             raise UsageError(
                 f"new_decoder_architecture={bool(grouped)} in the configuration does not support "
-                f"parallel_attn={self.parallel} with num_ln_in_parallel_attn={norms}"
+                f"parallel_attn={self.parallel} with num_ln_in_parallel_attn={norms}: "
+                "new_decoder_architecture=True requires parallel_attn=True, and two norms require "
+                "new_decoder_architecture=True"
             )
         names = ("ln_attn", "ln_mlp") if self.two_norms else ("input_layernorm",)
         for name in names if self.parallel else ("input_layernorm", "post_attention_layernorm"):
@@ -186,7 +192,8 @@ class Block(nnx.Module):
         if self.parallel:
             output = self.mlp(self.ln_mlp(x) if self.two_norms else normed) + attn_output
         else:
-            # As in PyTorch, this is the dropout rate of attention weights.
+            # As in PyTorch, the rate is attention_dropout, which is also the rate for attention
+            # weights.
             x = x + self.attention_dropout(attn_output, rngs)
             output = self.mlp(self.post_attention_layernorm(x))
         return x + self.dropout(output, rngs), weights
@@ -225,7 +232,7 @@ class Transformer(nnx.Module):
             position_ids = (
                 positions if segment_ids is None else nn.positions_in_segments(segment_ids)
             )
-        # ALiBi ignores position IDs: a position is the number of earlier tokens.
+        # ALiBi ignores position IDs. The position of a token is the number of tokens before it.
         key_positions = None
         if segment_ids is not None:
             key_positions = nn.positions_in_segments(segment_ids)

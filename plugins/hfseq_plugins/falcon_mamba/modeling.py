@@ -1,7 +1,7 @@
 """Falcon-Mamba (Zuo et al., 2024) on Flax NNX: Mamba (Gu and Dao, 2023) with additional norms.
 
-Each channel has its own state vector, and each element of this vector has its own decay. Time steps
-and the inputs and outputs of the state are normalized without weights.
+Each channel has a state vector, and each element of this vector has its own decay. The time steps
+and the factors with which tokens write to and read from the state are normalized without weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hfseq_plugins.mamba2.modeling import (
     time_step_bias,
 )
 
-#: Number of tokens whose states are computed at once.
+#: Number of tokens whose states are computed in parallel.
 CHUNK_SIZE = 32
 
 
@@ -32,7 +32,7 @@ def time_step_weights(config: FalconMambaConfig) -> Initializer:
     """Returns the initializer of the time step projection.
 
     Raises:
-        UsageError: `time_step_init_scheme` is unknown.
+        UsageError: The configured `time_step_init_scheme` is unknown.
     """
     bound = config.time_step_rank**-0.5 * config.time_step_scale  # type: ignore[operator]  # a number after the initialization
     if config.time_step_init_scheme == "constant":
@@ -74,7 +74,10 @@ class Mixer(StateMixer):
         self.add_output(config, self.inner, rngs)
 
     def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Splits the output of `in_proj` into gate and input of the convolution."""
+        """Splits the output of `in_proj` into gate and input of the convolution.
+
+        The third result is `None`, because `scan` computes the time steps itself.
+        """
         inputs, gate = jnp.split(projected, 2, axis=-1)
         return gate, inputs, None
 

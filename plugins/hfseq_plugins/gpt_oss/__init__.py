@@ -1,6 +1,6 @@
 """gpt-oss (OpenAI, 2025, https://arxiv.org/abs/2508.10925).
 
-A decoder with attention sinks and mixtures of experts.
+A Llama-style decoder with attention sinks and mixtures of experts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class FlaxGraniteMoePreTrainedModel(FlaxDecoderPreTrainedModel):
     """Base class of the Granite-MoE models."""
 
     config_class = GraniteMoeConfig
-    # Maps the names of modules in PyTorch to the names in files.
+    # Maps the names of modules in Transformers' PyTorch class to the names in checkpoints.
     weight_templates: ClassVar[dict[str, str]] = {
         "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
         "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",

@@ -20,7 +20,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers GTE with the task heads that PyTorch has, also under its first model type."""
+    """Registers GTE with the task heads that PyTorch has, and its older model type `new`."""
     configs = {
         "gte": "transformers:GteConfig",
         "new": "hfseq_plugins.gte.configuration:NewConfig",

@@ -12,22 +12,23 @@ from hfseq.errors import UsageError
 if TYPE_CHECKING:
     from transformers import GteConfig
 
-#: Options of these configurations that must have these values.
+#: Options of these configurations for which hfseq supports only one value.
 REQUIRED = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",
     "pack_qkv": True,
     "logn_attention_scale": False,
 }
-#: Options of these configurations that have no effect on outputs, besides those in `REQUIRED`.
+#: Other options of these configurations. They do not affect the outputs of a model.
 UNUSED = ("auto_map", "logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention")
 
 
 class NewConfig(PreTrainedConfig):
-    """Configuration of GTE models with the model type `new`, for which PyTorch needs their code.
+    """Configuration of GTE models with the model type `new`.
 
-    Model classes convert it to `transformers.GteConfig`, see `to_gte`. It does not derive from this
-    class, because Transformers cannot import it while the Auto classes are imported.
+    PyTorch runs these models with code from their repositories. hfseq's model classes convert the
+    configuration to `transformers.GteConfig` with `to_gte`. This class is not a subclass of
+    `GteConfig`, because Transformers cannot import `GteConfig` while it imports its Auto classes.
     """
 
     model_type = "new"
@@ -35,17 +36,18 @@ class NewConfig(PreTrainedConfig):
 
 
 def to_gte(config: PreTrainedConfig) -> GteConfig:
-    """Returns the configuration of the same model for Transformers' class.
+    """Converts a configuration to a `GteConfig` with which Transformers computes the same outputs.
 
     In the published code, the position scaling `ntk` with a factor `s` multiplies the base by `s`
-    and divides all frequencies by `s ** (2 / head_dim)`. The latter is the scaling type `linear`.
+    and divides all frequencies by `s ** (2 / head_dim)`. Transformers has no such scaling type, but
+    `linear` with the new base has the same effect.
 
     Args:
-        config: A `GteConfig`, which is returned unchanged if it has no such scaling, or a
-            `NewConfig`.
+        config: A `NewConfig`, or a `GteConfig`. A `GteConfig` without `ntk` scaling is returned
+            unchanged.
 
     Raises:
-        UsageError: The model has options that Transformers' class does not have.
+        UsageError: An option has a value that Transformers' class does not support.
     """
     from transformers import GteConfig
 

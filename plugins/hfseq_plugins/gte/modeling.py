@@ -122,7 +122,7 @@ class FlaxGtePreTrainedModel(rotary.FlaxRotaryBertPreTrainedModel):
     config_class = GteConfig
     base_model_prefix = "gte"
     weight_aliases = {"lm_head.decoder.weight": "gte.embeddings.word_embeddings.weight"}
-    # The prefix in files that were published before Transformers had the model.
+    # Checkpoints that were published before Transformers supported GTE have the prefix `new`.
     weight_synonyms = {"new": "gte"}
 
     def __init__(self, config: GteConfig, *args: Any, **kwargs: Any):

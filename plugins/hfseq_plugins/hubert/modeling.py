@@ -29,7 +29,7 @@ class Hubert(wav2vec2.Wav2Vec2):
     """Feature encoder and Transformer, without a head."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Passes all arguments to the base class. The output does not contain features."""
+        """Passes all arguments to the base class. The output omits the extracted features."""
         output = super().__call__(*args, **kwargs)
         return out.FlaxBaseModelOutput(
             output.last_hidden_state, output.hidden_states, output.attentions
@@ -45,7 +45,8 @@ class CTC(wav2vec2.CTC):
 class AudioHead(nnx.Module):
     """Base class of classification heads.
 
-    If `config.use_weighted_layer_sum` is set, the hidden states are a weighted mean over layers.
+    If `config.use_weighted_layer_sum` is set, the input of the head is a weighted mean of the
+    hidden states of all layers. Otherwise, it is the output of the last layer.
 
     Attributes:
         model_class: Class of the encoder.
@@ -58,7 +59,8 @@ class AudioHead(nnx.Module):
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         if getattr(config, "add_adapter", False):
             raise UsageError(
-                "add_adapter=True in the configuration is not supported for audio classification"
+                "add_adapter=True in the configuration is not supported for audio classification: "
+                "set it to False"
             )
         setattr(self, self.model_name, self.model_class(config, rngs))
         self.config, count = config, config.num_hidden_layers + 1

@@ -54,7 +54,7 @@ class JinaEmbeddingsV3(rotary.RotaryBert):
 
 
 class JinaMixin(bert.ModelWithHead):
-    """Mixin that sets the encoder, which has the same name in checkpoints as RoBERTa."""
+    """Mixin that sets the encoder class. In checkpoints, the encoder is named as in RoBERTa."""
 
     prefix = "roberta"
     module = JinaEmbeddingsV3

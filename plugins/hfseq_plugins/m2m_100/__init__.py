@@ -17,7 +17,7 @@ CITATION = """\
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers M2M100 with the task heads that Transformers has in PyTorch, sharded like BART."""
+    """Registers M2M100 with the task heads that Transformers has in PyTorch."""
     register(
         "m2m_100",
         config="transformers:M2M100Config",

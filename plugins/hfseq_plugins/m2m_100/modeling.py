@@ -1,6 +1,7 @@
 """M2M100 (Fan et al., 2021) and NLLB (NLLB Team, 2022): pre-norm BART with sinusoidal positions.
 
-Positions count the tokens that are not padding. Padding gets no position.
+The position of a token is the number of tokens before it, without padding. Padding has no position
+embedding.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from hfseq_plugins.pegasus.modeling import DecoderLayer, EncoderLayer
 
 
 class Positions(nnx.Module):
-    """Sinusoidal position embeddings of fairseq, for any length.
+    """Sinusoidal position embeddings, as in fairseq. They are computed for sequences of any length.
 
-    The first position has the index `pad_token_id + 1`.
+    The embedding of the first position is computed for the number `pad_token_id + 1`.
     """
 
     compute_dtype: Any = None
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         if config.pad_token_id is None:
-            raise UsageError("M2M100 needs a pad_token_id in the configuration, for its positions")
+            raise UsageError(
+                "M2M100 needs a pad_token_id in the configuration, because positions do not count "
+                "padding"
+            )
         self.width, self.offset = config.d_model, config.pad_token_id + 1
 
     def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
-        """Maps position IDs, `(...)`, to embeddings, `(..., features)`. -1 is mapped to zeros."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., features)`. For -1, they are zero."""
         angles = (ids + self.offset)[..., None] * fairseq_frequencies(self.width)
         vectors = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
         vectors = jnp.pad(vectors, (*((0, 0) for _ in ids.shape), (0, self.width % 2)))
@@ -45,7 +49,7 @@ class Positions(nnx.Module):
 
 
 class Stack(layers.Stack):
-    """Embeddings without a norm, and a norm after the last layer."""
+    """Base class of encoder and decoder: no norm after the embeddings, a norm after the layers."""
 
     positions = Positions
     embedding_norm, norm_first = False, True
@@ -62,7 +66,7 @@ class Stack(layers.Stack):
         segments: jax.Array | None,  # (batch, length)
         rngs: Keys | None,
     ) -> jax.Array:
-        """Embeds tokens and positions. By default, positions count tokens without padding."""
+        """Returns the sum of token and position embeddings. Default positions skip padding."""
         if positions is None and segments is not None:
             positions = nn.positions_in_segments(segments)
         elif positions is None:

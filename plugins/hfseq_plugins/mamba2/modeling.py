@@ -1,8 +1,8 @@
 """Mamba-2 (Dao and Gu, 2024) on Flax NNX. Module attributes are named as in checkpoints.
 
-A layer has no attention. Its cache has a fixed size: the last inputs of a convolution, and one
-matrix per head, the *state*. Each token scales the state and adds an outer product to it. Masked
-tokens change neither the convolution inputs nor the state, at any position.
+A layer has no attention. Its cache has a fixed size. It contains the last inputs of a convolution,
+and one matrix per head, the *state*. Each token scales the state and adds an outer product to it.
+Masked tokens, at any position of a row, do not change the cache.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RULES = [
 def time_step_bias(config: PreTrainedConfig) -> Initializer:
     """Returns the initializer of the time step bias.
 
-    Time steps are log-uniform between `time_step_min` and `time_step_max`. The bias is the inverse
-    softplus of a time step.
+    A bias is the inverse softplus of a time step. The time steps are drawn from a log-uniform
+    distribution between `time_step_min` and `time_step_max`.
     """
 
     def init(key: jax.Array, shape: Any, dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -65,7 +65,7 @@ class StateMixer(nn.StateAttention):
     out_proj: nn.Linear
 
     def add_convolution(self, config: PreTrainedConfig, channels: int, rngs: nnx.Rngs) -> None:
-        """Creates the causal convolution, which has one filter per channel."""
+        """Creates the causal convolution. It has one filter per channel."""
         self.taps, self.channels = config.conv_kernel, channels
         self.conv1d = nn.Conv(
             channels,
@@ -85,7 +85,7 @@ class StateMixer(nn.StateAttention):
         self.out_proj = nn.Linear(inner, config.hidden_size, init, rngs, use_bias=bias)
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
-        """Returns the cache before the first token. The state is always float32."""
+        """Returns the cache of rows without tokens. The state is always float32."""
         return {
             "window": jnp.zeros((batch_size, self.taps - 1, self.channels), dtype),
             "state": jnp.zeros((batch_size, *self.state_shape), jnp.float32),
@@ -110,7 +110,7 @@ class StateMixer(nn.StateAttention):
         if mask is None:
             y = self.process(projected, None, start)
         else:
-            # Move the masked tokens to the end of each row, where they follow the other tokens.
+            # Move the masked tokens to the end of each row, so that the other tokens are adjacent.
             order = jnp.argsort(mask == 0, axis=1, stable=True)[..., None]
             projected = jnp.take_along_axis(projected, order, 1)
             real = jnp.take_along_axis((mask != 0).astype(projected.dtype), order[..., 0], 1)
@@ -124,7 +124,7 @@ class StateMixer(nn.StateAttention):
         real: jax.Array | None,  # (batch, length), 1 for tokens and then 0 for masked tokens
         start: dict[str, jax.Array],
     ) -> jax.Array:
-        """Runs the convolution and the recurrence, and stores the new cache.
+        """Runs the convolution and the recurrence, updates the cache, and applies the gate.
 
         Returns:
             The input of the output projection, `(batch, length, inner)`.
@@ -172,16 +172,25 @@ class StateMixer(nn.StateAttention):
 
 
 def in_chunks(x: jax.Array, size: int) -> jax.Array:
-    """Pads `(batch, length, ...)` with zeros and returns `(chunks, batch, size, ...)`."""
+    """Splits the length of an array into chunks, and pads the last chunk with zeros.
+
+    Args:
+        x: The array, `(batch, length, ...)`.
+        size: Length of a chunk.
+
+    Returns:
+        The chunks, `(chunks, batch, size, ...)`.
+    """
     padding = -x.shape[1] % size
     x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0) for _ in x.shape[2:])))
     return x.reshape(len(x), -1, size, *x.shape[2:]).swapaxes(0, 1)
 
 
 class Mixer(StateMixer):
-    """State space layer with one matrix per head and one decay per head and token.
+    """State space layer with a matrix per head, which decays by one factor per head and token.
 
-    The tokens of a chunk are processed together, as in attention (section 6 of the paper).
+    As in section 6 of the paper, the sequence is split into chunks. The tokens of a chunk are
+    processed together, with matrix products like those of attention.
     """
 
     def __init__(self, config: Mamba2Config, rngs: nnx.Rngs):
@@ -386,7 +395,7 @@ class CausalLM(nnx.Module):
 
 
 class FlaxMambaPreTrainedModel(FlaxPreTrainedModel):
-    """Base class of models with a state of fixed size: call signature and checkpoint names."""
+    """Base class of Mamba models, with their call signature and checkpoint names."""
 
     base_model_prefix = "backbone"
     fixed_state = True
@@ -408,11 +417,11 @@ class FlaxMambaPreTrainedModel(FlaxPreTrainedModel):
         reset_rows: Input = None,
         extra: trees.Params | None = None,
     ) -> Any:
-        """Runs the model, see `FlaxPreTrainedModel.run`.
+        """Runs the model. `FlaxPreTrainedModel.run` describes the other arguments.
 
-        `input_ids` and `attention_mask` are `(batch, length)`. With a cache, the mask also covers
-        only the new tokens. `reset_rows`, `(batch,)`, is true for rows that start with an empty
-        state.
+        `input_ids` and `attention_mask` are `(batch, length)` and contain only the new tokens if a
+        cache is passed. `reset_rows`, `(batch,)`, is true for rows whose cache is emptied before
+        the first of these tokens.
         """
         model_inputs = {
             "input_ids": input_ids,

@@ -1,8 +1,8 @@
 """MobileBERT (Sun et al., 2020) on Flax NNX. Module attributes are named as in checkpoints.
 
 Attention and feed-forward blocks have fewer features than the hidden states. Bottlenecks project
-the hidden states to this size at the start of a layer, and back at its end. The embedding of a
-token depends on its neighbors.
+the hidden states to this smaller size at the start of a layer, and back at its end. The embedding
+of a token is computed from the token and its two neighbors.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ RULES = [
     (r"predictions/dense/kernel$", "embedding"),
     *BERT_RULES,
 ]
-#: Epsilon of PyTorch's norms for which the model does not set one.
+#: PyTorch's default epsilon, which applies to norms for which the model does not set an epsilon.
 DEFAULT_EPSILON = 1e-5
 
 
 class NoNorm(nnx.Module):
-    """Scale and bias of each feature, which replace a norm."""
+    """Replacement for a norm that only multiplies by a scale and adds a bias per feature."""
 
     def __init__(self, features: int, epsilon: float):
         self.scale = nnx.Param(jnp.ones(features))
@@ -60,7 +60,7 @@ def norm(config: MobileBertConfig, features: int, epsilon: float | None = None) 
 
 
 def inner_size(config: MobileBertConfig) -> int:
-    """Returns the number of features of attention and feed-forward blocks."""
+    """Returns the number of input and output features of attention and feed-forward blocks."""
     return config.intra_bottleneck_size if config.use_bottleneck else config.hidden_size
 
 
@@ -108,10 +108,10 @@ class Embeddings(nnx.Module):
         x: jax.Array,  # (batch, length, features)
         segment_ids: jax.Array | None,  # (batch, length)
     ) -> jax.Array:
-        """Returns the vectors of the next, the same and the previous token.
+        """Concatenates the vectors of the next token, the token itself and the previous token.
 
-        The vectors are zero beyond the ends of a row, and beyond the ends of a document of a packed
-        row. Padding counts as a token, as in PyTorch.
+        A vector is zero if the row has no such neighbor, or if the neighbor is in another document
+        of a packed row. As in PyTorch, padding counts as a token.
 
         Returns:
             `(batch, length, 3 * features)`.
@@ -126,7 +126,7 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention. The inputs of values may differ from those of queries and keys."""
+    """Multi-head self-attention. Values may be computed from other inputs than queries and keys."""
 
     def __init__(self, config: MobileBertConfig, rngs: nnx.Rngs):
         width = inner_size(config)
@@ -161,7 +161,9 @@ class SelfAttention(nnx.Module):
 
 
 class Projection(nnx.Module):
-    """Projection, dropout, residual connection and norm. Without a residual, only a projection.
+    """Projection, dropout, residual connection and norm.
+
+    The residual connection is omitted if no residual is passed.
 
     Args:
         config: The configuration.
@@ -169,7 +171,7 @@ class Projection(nnx.Module):
         features_out: Number of output features.
         rngs: Random number generators for the initial values.
         dropout_rate: Dropout rate of the projection's output.
-        epsilon: Epsilon of the norm, `layer_norm_eps` of the configuration by default.
+        epsilon: Epsilon of the norm. Default: `layer_norm_eps` of the configuration.
     """
 
     def __init__(
@@ -238,7 +240,8 @@ class Bottleneck(nnx.Module):
             raise UsageError(
                 f"without use_bottleneck_attention and key_query_shared_bottleneck, queries and "
                 f"keys are computed from the hidden states, but intra_bottleneck_size={sizes[1]} "
-                f"in the configuration differs from hidden_size={sizes[0]}"
+                f"in the configuration differs from hidden_size={sizes[0]}. Enable one of the two "
+                f"options or make the sizes equal."
             )
         self.input = Projection(config, *sizes, rngs)
         self.attention = Projection(config, *sizes, rngs) if shared else nnx.data(None)
@@ -351,9 +354,9 @@ class MobileBertModule(nnx.Module):
         )
 
     def pool(self, x: jax.Array) -> jax.Array | None:
-        """Returns the pooled first token, `(batch, hidden)`.
+        """Returns the hidden state of the first token, `(batch, hidden)`.
 
-        It is projected only if `config.classifier_activation` is set.
+        If `config.classifier_activation` is set, a projection and tanh are applied to it.
         """
         if not self.has_pooler:
             return None
@@ -370,12 +373,12 @@ class MobileBertMixin(bert.ModelWithHead):
 class Predictions(bert.VocabularyHead):
     """Language modeling head.
 
-    The word embeddings have fewer features than the hidden states. They project the first features,
-    and `dense` projects the others.
+    The word embeddings have fewer features than the hidden states. They project the first features
+    of a hidden state to the vocabulary, and `dense` projects the remaining features.
     """
 
     def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
-        """Creates the layers before the projection to the vocabulary, and a part of it."""
+        """Creates the layers before the projection to the vocabulary, and its part `dense`."""
         width, self.width = config.hidden_size, config.embedding_size
         norm = nn.LayerNorm(width, config.layer_norm_eps)
         self.transform = nnx.Dict(dense=dense(config, width, width, rngs), LayerNorm=norm)
@@ -398,7 +401,7 @@ class Predictions(bert.VocabularyHead):
         x = self.transform["LayerNorm"](self.act(self.transform["dense"](x)))
         first, last = x[..., : self.width], x[..., self.width :]
         logits = embeddings.attend(first) if self.decoder is None else self.decoder(first)
-        if last.shape[-1]:  # The embeddings may be as wide as the hidden states.
+        if last.shape[-1]:  # zero if the embeddings are as wide as the hidden states
             logits = logits + self.dense(last)
         return nn.add_bias(logits, self.bias[...])
 
@@ -445,8 +448,8 @@ class FlaxMobileBertPreTrainedModel(FlaxPreTrainedModel):
     """Base class of the MobileBERT models: configuration and checkpoint names.
 
     `input_ids`, `attention_mask`, `token_type_ids` and `position_ids` are `(batch, length)`, or
-    `(batch, choices, length)` for multiple choice. For packed rows, `segment_ids`,
-    `(batch, length)`, is the document number of each token, and 0 for padding.
+    `(batch, choices, length)` for multiple choice. If rows contain several packed documents,
+    `segment_ids`, `(batch, length)`, contains the document number of each token, and 0 for padding.
     """
 
     config_class: ClassVar[Any] = MobileBertConfig

@@ -1,7 +1,7 @@
 """MPNet (Song et al., 2020) on Flax NNX. Module attributes are named as in checkpoints.
 
-MPNet is BERT without token types. A relative position bias, which all layers share, is added to the
-attention scores. Permuted language modeling is a pretraining method and not part of this model.
+MPNet is BERT without token types. All layers add the same relative position bias to the attention
+scores. Permuted language modeling, the pretraining method of MPNet, is not implemented.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from hfseq_plugins.bert.encoder import dense
 from hfseq_plugins.bert.sharding import RULES as BERT_RULES
 from hfseq_plugins.roberta import modeling as roberta
 
-#: PyTorch's class does not read `pad_token_id` of the configuration.
+#: As in PyTorch's class, which ignores `pad_token_id` of the configuration.
 PAD_TOKEN_ID = 1
-#: PyTorch's class uses this number of buckets, independent of the size of the table.
+#: The number of buckets and the maximum distance of relative positions. As in PyTorch's class, they
+#: do not depend on `relative_attention_num_buckets` of the configuration.
 BUCKETS, MAX_DISTANCE = 32, 128
 
 RULES = [
@@ -139,7 +140,8 @@ class Encoder(encoder.Encoder):
         if config.relative_attention_num_buckets < BUCKETS:
             raise UsageError(
                 f"relative_attention_num_buckets={config.relative_attention_num_buckets} in the "
-                f"configuration: MPNet uses {BUCKETS} buckets, so the table needs as many rows"
+                f"configuration is too small: MPNet always uses {BUCKETS} buckets, so set at least "
+                f"{BUCKETS}"
             )
         super().__init__(config, rngs)
         self.relative_attention_bias = nn.Embed(
@@ -150,10 +152,9 @@ class Encoder(encoder.Encoder):
         )
 
     def position_bias(self, length: int) -> jax.Array:
-        """Returns the bias on the attention scores, `(1, heads, length, length)`.
+        """Returns the bias of the attention scores, `(1, heads, length, length)`.
 
-        It depends on the distance between tokens only, so it also holds for the documents of a
-        packed row.
+        It is also correct for packed rows, because it only depends on the distance between tokens.
         """
         return nn.relative_position_bias(
             self.relative_attention_bias.embedding[:BUCKETS],
@@ -165,7 +166,7 @@ class Encoder(encoder.Encoder):
 
 
 class MPNetModule(nnx.Module):
-    """MPNet encoder without a head. Position IDs start at 2."""
+    """MPNet encoder without a head. The position ID of the first token is 2."""
 
     def __init__(self, config: MPNetConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
@@ -233,8 +234,8 @@ class FlaxMPNetPreTrainedModel(FlaxPreTrainedModel):
     """Base class of the MPNet models: configuration and checkpoint names.
 
     `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`, or `(batch, choices,
-    length)` for multiple choice. For packed rows, `segment_ids`, `(batch, length)`, is the document
-    number of each token, and 0 for padding.
+    length)` for multiple choice. If rows contain several packed documents, `segment_ids`,
+    `(batch, length)`, contains the document number of each token, and 0 for padding.
     """
 
     config_class = MPNetConfig
@@ -246,7 +247,7 @@ class FlaxMPNetPreTrainedModel(FlaxPreTrainedModel):
     }
 
     def max_length(self) -> int:
-        """Returns the maximum sequence length. Tokens do not use the first two positions."""
+        """Returns the maximum sequence length. Tokens do not use the first two position IDs."""
         return self.config.max_position_embeddings - PAD_TOKEN_ID - 1
 
 

@@ -20,8 +20,9 @@ from hfseq_plugins.bert.encoder import dense
 from hfseq_plugins.rotary_bert import modeling as rotary
 from hfseq_plugins.rotary_bert.modeling import linear
 
-#: Names of options in the configurations that were published before Transformers had the model.
-#: Transformers ignores them and uses its defaults, which are the values of nomic-embed-text-v1.5.
+#: The option names of Transformers, by their names in configurations that were published before
+#: Transformers supported the model. Transformers itself ignores the old names and uses its
+#: defaults, which are the values of nomic-embed-text-v1.5.
 OLD_OPTIONS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -32,7 +33,7 @@ OLD_OPTIONS = {
     "resid_pdrop": "hidden_dropout_prob",
     "attn_pdrop": "attention_probs_dropout_prob",
 }
-#: Options of the old configurations that must have these values.
+#: Options of the old configurations for which hfseq supports only one value.
 REQUIRED = {
     "prenorm": False,
     "rotary_emb_fraction": 1.0,
@@ -44,7 +45,8 @@ REQUIRED = {
     "use_rms_norm": False,
     "moe_every_n_layers": 0,
 }
-#: The gated activation functions of the old configurations.
+#: The activation functions in Transformers, by the name of the gated activation function in the old
+#: configurations.
 GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
@@ -107,7 +109,7 @@ class Predictions(bert.VocabularyHead):
 
 
 class PreTrainingHeads(bert.PreTrainingHeads):
-    """Contains the language modeling head. Named `cls` in files."""
+    """Contains the language modeling head. Checkpoints name it `cls`."""
 
     predictions_class = Predictions
 
@@ -127,14 +129,13 @@ class TokenClassification(NomicBertMixin, bert.TokenClassification):
 
 
 def translate_options(config: NomicBertConfig) -> NomicBertConfig:
-    """Returns the configuration with the option names of Transformers.
+    """Converts the option names of the published configurations to those of Transformers.
 
     Args:
-        config: A configuration with the option names of Transformers, which is returned unchanged,
-            or with the option names of the published models.
+        config: The configuration. It is returned unchanged if it already has Transformers' names.
 
     Raises:
-        UsageError: Transformers does not support the architecture of the model.
+        UsageError: An option has a value that Transformers does not support.
     """
     if getattr(config, "n_embd", None) is None:
         return config

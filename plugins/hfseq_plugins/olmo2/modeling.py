@@ -13,7 +13,8 @@ from hfseq_plugins.decoder.modeling import (
 )
 from hfseq_plugins.decoder.sharding import RULES as DECODER
 
-# The norms of queries and keys have a weight for each feature of all heads.
+# The norms of queries and keys have a weight for each feature of each head, so their weights are
+# split in the same way as the outputs of the projections.
 RULES = [(r"(q|k)_norm/weight$", "column_bias"), *DECODER]
 
 

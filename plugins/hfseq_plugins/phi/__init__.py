@@ -1,6 +1,7 @@
 """Phi (Gunasekar et al., 2023, https://arxiv.org/abs/2306.11644).
 
-The attention and feed-forward blocks run in parallel. Rotary embeddings are partial.
+A decoder whose attention and feed-forward blocks run in parallel. Rotary embeddings rotate only a
+part of each head.
 """
 
 from __future__ import annotations

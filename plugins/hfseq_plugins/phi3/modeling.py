@@ -34,18 +34,17 @@ class FlaxPhi3ForCausalLM(CausalGeneration, FlaxPhi3PreTrainedModel):
     module_class = CausalLM
 
     def check_generation_lengths(self, prompt_length: int, stop_length: int) -> None:
-        """Checks that the rotary embeddings do not change during generation.
+        """Checks that the frequencies of rotary embeddings do not change during generation.
 
-        LongRoPE has two lists of frequencies, for texts of up to
-        `original_max_position_embeddings` tokens and for longer texts. All keys in the cache must
-        use the same list.
+        LongRoPE has one list of frequencies for texts of up to `original_max_position_embeddings`
+        tokens, and another one for longer texts. All keys in the cache must use the same list.
 
         Args:
             prompt_length: Number of tokens of the longest prompt.
             stop_length: Maximum number of tokens of prompt and continuation.
 
         Raises:
-            UsageError: The list changes during generation.
+            UsageError: The generated text may become so long that it needs the other list.
         """
         rope = nn.rope_parameters(self.config)
         limit = rope.get("original_max_position_embeddings", self.config.max_position_embeddings)
@@ -53,8 +52,9 @@ class FlaxPhi3ForCausalLM(CausalGeneration, FlaxPhi3PreTrainedModel):
             raise UsageError(
                 f"generate: the prompt has {prompt_length} tokens and the output may have "
                 f"{stop_length}, but rope_type='longrope' uses other frequencies for texts of more "
-                f"than {limit} tokens (original_max_position_embeddings). Set max_length={limit}, "
-                f"or pass a prompt of more than {limit} tokens"
+                f"than {limit} tokens (original_max_position_embeddings), so the cached keys would "
+                f"become invalid. Set max_length={limit}, or pass a prompt of more than {limit} "
+                "tokens"
             )
 
 

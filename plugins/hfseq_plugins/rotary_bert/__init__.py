@@ -1,1 +1,1 @@
-"""BERT with rotary positions, the shared implementation of NomicBERT, GTE and Jina embeddings."""
+"""BERT with rotary positions. NomicBERT, GTE and Jina embeddings v3 share this implementation."""

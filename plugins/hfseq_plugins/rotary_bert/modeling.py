@@ -1,9 +1,9 @@
 """BERT with rotary positions on Flax NNX: the encoder of NomicBERT, GTE and Jina embeddings v3.
 
 Layers are post-norm, as in BERT, and one projection computes queries, keys and values. The families
-differ in their feed-forward block, in their biases, and in the names of modules. The names in
-checkpoint files differ from those of PyTorch's modules: Transformers renames, splits and joins
-tensors when it loads and saves them. Module attributes are named as in files.
+differ in their feed-forward blocks, in their biases, and in the names of modules. Module attributes
+are named as in checkpoints. The PyTorch modules of Transformers have other names, so Transformers
+renames, splits and joins tensors when it loads and saves checkpoints.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Attention(nnx.Module):
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         joint, output = (getattr(self, name) for name in self.projection_names)
-        # Split queries, keys and values before splitting heads, so that each device of a sharded
-        # projection keeps its part of all three.
+        # The queries, keys and values are split before the heads. If the projection is sharded,
+        # each device then has the same heads of all three.
         query, key, value = (
             part.reshape(*x.shape[:2], self.heads, -1) for part in jnp.split(joint(x), 3, -1)
         )
@@ -100,7 +100,8 @@ class Layer(nnx.Module):
     Attributes:
         attention_class: Class of the attention.
         mlp_class: Class of the feed-forward block.
-        names: Names of the attention, the norm after it, and the norm after the feed-forward block.
+        names: Names of the attention module, of the norm after attention, and of the norm after the
+            feed-forward block.
     """
 
     attention_class: ClassVar[Callable[..., nnx.Module]] = Attention
@@ -158,7 +159,8 @@ class RotaryBert(nnx.Module):
     Attributes:
         layer_class: Class of the layers.
         stack_name: Name of the stack of layers in `encoder`.
-        norm_name: Name of the norm of the embeddings. `LayerNorm` is part of `embeddings`.
+        norm_name: Name of the norm after the embeddings. If it is `LayerNorm`, the norm is an
+            attribute of `embeddings`, otherwise of this module.
     """
 
     layer_class: ClassVar[Callable[..., nnx.Module]]
@@ -221,10 +223,10 @@ class RotaryBert(nnx.Module):
 class FlaxRotaryBertPreTrainedModel(FlaxPreTrainedModel):
     """Base class of the models. Subclasses set the configuration and checkpoint names.
 
-    `input_ids`, `attention_mask`, `token_type_ids` and `position_ids` are `(batch, length)`. For
-    packed rows, `segment_ids`, `(batch, length)`, is the document number of each token, and 0 for
-    padding.
+    `input_ids`, `attention_mask`, `token_type_ids` and `position_ids` are `(batch, length)`. If
+    rows contain several packed documents, `segment_ids`, `(batch, length)`, contains the document
+    number of each token, and 0 for padding.
     """
 
-    # Old files contain the rotary frequencies.
+    # Old checkpoints contain the rotary frequencies, which the model computes.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"inv_freq$")

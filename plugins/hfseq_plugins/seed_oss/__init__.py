@@ -1,6 +1,6 @@
 """Seed-OSS (ByteDance Seed Team, 2025, https://github.com/ByteDance-Seed/seed-oss).
 
-Llama with biases for queries, keys and values, and with dropout.
+Llama with biases in the projections of queries, keys and values, and with dropout.
 """
 
 from __future__ import annotations

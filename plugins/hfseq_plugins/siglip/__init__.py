@@ -37,7 +37,7 @@ PARTS = {
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers SigLIP and its two encoders, with the classes that Transformers has in PyTorch."""
+    """Registers SigLIP, its text encoder and its image encoder."""
     for model_type, (config, classes, description) in PARTS.items():
         register(
             model_type,

@@ -1,7 +1,7 @@
 """SigLIP (Zhai et al., 2023) on Flax NNX. Module attributes are named as in checkpoints.
 
-The text encoder is bidirectional, and its pooled output is the hidden state of the last token. The
-pooled output of the image encoder is computed by attention with one learned query.
+The text encoder is bidirectional. Its pooled output is a projection of the hidden state of the last
+token. The pooled output of the image encoder is computed by attention with one learned query.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def linear(features_in: int, features_out: int, rngs: nnx.Rngs, bias_std: float 
 
 
 def lecun_normal(fan_in: int) -> Initializer:
-    """Returns PyTorch's LeCun initializer, a normal initializer truncated at -2 and 2."""
+    """Returns the LeCun initializer of Transformers in PyTorch.
+
+    It draws from a normal distribution that is truncated at -2 and 2.
+    """
     return truncated_normal(fan_in**-0.5 / 0.87962566103423978)
 
 
@@ -160,7 +163,10 @@ class VisionEmbeddings(nnx.Module):
 
 
 class MultiheadAttention(nnx.Module):
-    """Attention of PyTorch's `MultiheadAttention`, with one matrix for the three projections."""
+    """Attention like `torch.nn.MultiheadAttention`.
+
+    One matrix contains the projections of queries, keys and values.
+    """
 
     def __init__(self, config: SiglipVisionConfig, rngs: nnx.Rngs):
         width, self.heads = config.hidden_size, config.num_attention_heads
@@ -234,7 +240,7 @@ class VisionTransformer(nnx.Module):
 
 
 class Text(nnx.Module):
-    """Contains the text encoder as the attribute `text_model`, as in checkpoints."""
+    """Text encoder. Its parameters are in the attribute `text_model`, as in checkpoints."""
 
     def __init__(self, config: SiglipTextConfig, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, rngs)
@@ -260,7 +266,7 @@ class Text(nnx.Module):
 
 
 class Vision(clip.Vision):
-    """Contains the image encoder as the attribute `vision_model`, as in checkpoints."""
+    """Image encoder. Its parameters are in the attribute `vision_model`, as in checkpoints."""
 
     encoder_class = VisionTransformer
 
@@ -300,15 +306,15 @@ class Contrast(nnx.Module):
     def contrast(
         self, text_outputs: out.FlaxModelOutput, vision_outputs: out.FlaxModelOutput
     ) -> out.FlaxModelOutput:
-        """Returns scaled and shifted cosine similarities of all texts and images.
+        """Computes the logits of all pairs of a text and an image from their cosine similarity.
 
         Args:
             text_outputs: Output of the text encoder.
             vision_outputs: Output of the image encoder.
 
         Returns:
-            The logits, `(images, texts)` and `(texts, images)`, the normalized embeddings, and the
-            outputs of both encoders.
+            The logits as `(images, texts)` and as `(texts, images)`, the normalized embeddings, and
+            the outputs of both encoders.
         """
         image_embeds = unit(vision_outputs.pooler_output)
         text_embeds = unit(text_outputs.pooler_output)
@@ -382,7 +388,8 @@ class ImageClassification(nnx.Module):
         return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
-#: Tensors of the full model that its parts do not have.
+#: Patterns of tensors that checkpoints of the full model contain, but that a model with only one of
+#: its encoders does not use.
 TEXT_PART = r"^(siglip\.)?text_model\."
 VISION_PART = r"^(siglip\.)?vision_model\."
 LOGIT_PART = r"^(siglip\.)?logit_(scale|bias)$"
@@ -391,7 +398,7 @@ VISION_MODULES = ("embeddings", "encoder", "post_layernorm", "head")
 
 
 class FlaxSiglipTextModel(FlaxCLIPTextPreTrainedModel):
-    """SigLIP text encoder. Returns hidden states and a projection of the last one."""
+    """SigLIP text encoder. Returns hidden states and the projected last token."""
 
     config_class = SiglipTextConfig  # type: ignore[assignment]  # of another family
     module_class = Text
@@ -400,7 +407,7 @@ class FlaxSiglipTextModel(FlaxCLIPTextPreTrainedModel):
 
 
 class FlaxSiglipVisionModel(FlaxVisionPreTrainedModel):
-    """SigLIP image encoder. Returns hidden states and their pooled output."""
+    """SigLIP image encoder. Returns hidden states and the pooled output."""
 
     config_class = SiglipVisionConfig
     base_model_prefix = "vision_model"

@@ -38,7 +38,7 @@ PARTS = {
 
 @hookimpl
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Registers SigLIP 2 and its encoders, with the classes that Transformers has in PyTorch."""
+    """Registers SigLIP 2, its text encoder and its image encoder."""
     for model_type, (config, classes, description) in PARTS.items():
         register(
             model_type,

@@ -1,7 +1,7 @@
 """SigLIP 2 (Tschannen et al., 2025) on Flax NNX: SigLIP for images of any size and aspect ratio.
 
 The image processor splits each image into patches. A row of `pixel_values` contains the patches of
-an image, one after the other, and padding. Module attributes are named as in checkpoints.
+one image, followed by padding. Module attributes are named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ RULES = [(r"patch_embedding/kernel$", "table"), *siglip.RULES]
 
 
 def resize_weights(grid: int, spatial_shapes: jax.Array, patches: int) -> jax.Array:
-    """Returns the weights that resize a grid of position embeddings to the shape of each image.
+    """Returns the weights that interpolate position embeddings for the shape of each image.
 
-    The interpolation is linear with antialiasing. Padding gets the weights of the first patch.
+    The interpolation is bilinear with antialiasing. Padding has the weights of the first patch.
 
     Args:
         grid: Height and width of the grid of position embeddings.
-        spatial_shapes: Number of patches in height and width of each image, `(batch, 2)`.
+        spatial_shapes: Height and width of each image in patches, `(batch, 2)`.
         patches: Number of patches of each image, including padding.
 
     Returns:
-        The weights of the rows and of the columns of the grid, float32 `(batch, patches, 2, grid)`.
+        For each patch, the weights of the rows and of the columns of the grid, float32
+        `(batch, patches, 2, grid)`.
     """
     sizes = spatial_shapes[:, None]  # (batch, 1, 2)
     positions = jnp.arange(patches)[None]
@@ -131,7 +132,7 @@ class VisionTransformer(nnx.Module):
 
 
 class Vision(nnx.Module):
-    """Contains the image encoder as the attribute `vision_model`, as in checkpoints."""
+    """Image encoder. Its parameters are in the attribute `vision_model`, as in checkpoints."""
 
     def __init__(self, config: Siglip2VisionConfig, rngs: nnx.Rngs):
         self.vision_model = VisionTransformer(config, rngs)
@@ -232,7 +233,7 @@ class PatchInputs(FlaxPreTrainedModel):
         """Checks the shape of `pixel_values`.
 
         Raises:
-            UsageError: They are not `(batch, patches, features)`.
+            UsageError: The shape is not `(batch, patches, features)`.
         """
         config = getattr(self.config, "vision_config", self.config)
         height, width = nn.height_and_width(config.patch_size)
@@ -246,7 +247,7 @@ class PatchInputs(FlaxPreTrainedModel):
 
 
 class FlaxSiglip2TextModel(FlaxCLIPTextPreTrainedModel):
-    """SigLIP 2 text encoder. Returns hidden states and a projection of the last one."""
+    """SigLIP 2 text encoder. Returns hidden states and the projected last token."""
 
     config_class = Siglip2TextConfig  # type: ignore[assignment]  # of another family
     module_class = Text
@@ -273,10 +274,11 @@ class FlaxSiglip2VisionPreTrainedModel(PatchInputs, FlaxVisionPreTrainedModel):
         *,
         extra: trees.Params | None = None,
     ) -> Any:
-        """Runs the model, see `FlaxPreTrainedModel.run`.
+        """Runs the model. `FlaxPreTrainedModel.run` describes the other arguments.
 
-        `pixel_values` is `(batch, patches, features)`, `pixel_attention_mask` is `(batch, patches)`
-        and `spatial_shapes`, `(batch, 2)`, contains the numbers of patches in height and width.
+        `pixel_values` is `(batch, patches, features)`. `pixel_attention_mask`, `(batch, patches)`,
+        is 0 for padding. `spatial_shapes`, `(batch, 2)`, contains the height and width of each
+        image in patches.
         """
         return super().__call__(
             pixel_values,
@@ -293,7 +295,7 @@ class FlaxSiglip2VisionPreTrainedModel(PatchInputs, FlaxVisionPreTrainedModel):
 
 
 class FlaxSiglip2VisionModel(FlaxSiglip2VisionPreTrainedModel):
-    """SigLIP 2 image encoder. Returns hidden states and their pooled output."""
+    """SigLIP 2 image encoder. Returns hidden states and the pooled output."""
 
     config_class = Siglip2VisionConfig
     base_model_prefix = "vision_model"
@@ -333,11 +335,11 @@ class FlaxSiglip2Model(PatchInputs, FlaxCLIPPreTrainedModel):
         *,
         extra: trees.Params | None = None,
     ) -> Any:
-        """Runs the model, see `FlaxPreTrainedModel.run`.
+        """Runs the model. `FlaxPreTrainedModel.run` describes the other arguments.
 
-        `input_ids` and `attention_mask` are `(texts, length)`, `pixel_values` is `(images, patches,
-        features)`, `pixel_attention_mask` is `(images, patches)` and `spatial_shapes` is `(images,
-        2)`. The numbers of texts and images may differ.
+        `input_ids` and `attention_mask` are `(texts, length)`. `pixel_values` is `(images, patches,
+        features)`, `pixel_attention_mask` is `(images, patches)`, and `spatial_shapes` is `(images,
+        2)`. The number of texts may differ from the number of images.
         """
         model_inputs = {
             "input_ids": input_ids,
@@ -367,7 +369,7 @@ class FlaxSiglip2Model(PatchInputs, FlaxCLIPPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         train: bool = False,
     ) -> Any:
-        """Returns the embeddings of images, `(batch, hidden)`, not normalized."""
+        """Returns the embeddings of images, `(batch, hidden)`. They are not normalized."""
         model_inputs = {
             "pixel_values": pixel_values,
             "pixel_attention_mask": pixel_attention_mask,

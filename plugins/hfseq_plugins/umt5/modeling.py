@@ -28,7 +28,7 @@ RULES = [
 
 
 class Attention(stack.Attention):
-    """Self-attention that computes its own position bias."""
+    """Self-attention that computes the position bias from its own embeddings."""
 
     def __call__(
         self,
@@ -56,7 +56,7 @@ class Block(stack.Block):
 
 
 class Stack(stack.Stack):
-    """The encoder or the decoder, whose layers have their own position biases."""
+    """The encoder or the decoder. Each layer has its own position bias."""
 
     block_class = Block
     shared_bias = False
@@ -98,7 +98,7 @@ class ClassificationHead(heads.ClassificationHead):
 
 
 class SequenceClassification(nnx.Module):
-    """Sequence classification or regression, from the decoder state of the last end token."""
+    """Sequence classification or regression, from the decoder's last EOS token."""
 
     def __init__(self, config: UMT5Config, rngs: nnx.Rngs, separate_embeddings: bool = False):
         self.transformer = EncoderDecoder(config, rngs, separate_embeddings)
@@ -193,7 +193,7 @@ class FlaxUMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
 
 
 class FlaxUMT5ForSequenceClassification(t5.FlaxT5PreTrainedModel):
-    """UMT5 for sequence classification, from the last end token."""
+    """UMT5 for sequence classification, from the last EOS token."""
 
     config_class: ClassVar[Any] = UMT5Config
     module_class = SequenceClassification

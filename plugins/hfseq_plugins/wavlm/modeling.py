@@ -23,9 +23,10 @@ RULES = [
 
 
 class Attention(wav2vec2.Attention):
-    """Self-attention with a relative position bias that is scaled by gates.
+    """Self-attention with a relative position bias that is multiplied by gates.
 
-    The first layer owns the embeddings of the position buckets.
+    The attention of the first layer contains the embeddings of relative positions, from which the
+    bias of all layers is computed.
     """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, biased: bool):
@@ -42,13 +43,14 @@ class Attention(wav2vec2.Attention):
 
         Args:
             x: Hidden states, `(batch, frames, hidden)`.
-            position_bias: `(1, heads, frames, frames)`.
+            position_bias: The relative position bias, `(1, heads, frames, frames)`.
 
         Returns:
-            The bias of the attention scores, `(batch, heads, frames, frames)`.
+            The scaled bias, `(batch, heads, frames, frames)`.
         """
-        # One product with a block-diagonal kernel for all heads: on a mesh with the axes data, fsdp
-        # and tensor, XLA (jax 0.10.2) computes wrong scores from `x.reshape(..., heads, -1)`.
+        # All heads are computed in one product with a block-diagonal kernel. The simpler
+        # `x.reshape(..., heads, -1)` gives wrong scores on a mesh with the axes data, fsdp and
+        # tensor, because of an error in XLA (jax 0.10.2).
         linear = self.gru_rel_pos_linear
         kernel = jnp.kron(jnp.eye(self.heads), linear.kernel[...]).astype(x.dtype)
         gates = (x @ kernel).reshape(*x.shape[:2], self.heads, -1)

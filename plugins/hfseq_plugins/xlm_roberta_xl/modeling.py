@@ -66,7 +66,7 @@ class XLMRobertaXLModule(roberta.RobertaModule):
 
 
 class XLMRobertaXLMixin(bert.ModelWithHead):
-    """Mixin that sets the encoder, which has the same name in checkpoints as RoBERTa."""
+    """Mixin that sets the encoder class. In checkpoints, the encoder is named as in RoBERTa."""
 
     prefix = "roberta"
     module = XLMRobertaXLModule

@@ -1,4 +1,4 @@
-"""PyTorch's operators as functions of jax arrays."""
+"""Functions of jax arrays that compute PyTorch's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that compute each element on its own."""
+"""Operators that compute each element independently of the others."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _addcdiv(x: Array, a: Array, b: Array, value: ArrayLike = 1) -> Array:
 
 
 def _floating(function: Function) -> Any:
-    """PyTorch computes integers in float32."""
+    """Wraps a function so that it converts integers to float32, as PyTorch does."""
 
     def compute(x: Array) -> Array:
         is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)

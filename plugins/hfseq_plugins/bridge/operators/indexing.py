@@ -21,7 +21,7 @@ def _embedding(weight: Array, index: Array, padding_idx: int = -1, *_: Any) -> A
     rows = jnp.take(weight, index, axis=0, mode="clip")
     if padding_idx < 0:
         return rows
-    # The row of padding gets no gradient.
+    # In PyTorch, the embedding of the padding token has no gradient.
     is_padding = (index == padding_idx)[..., None]
     return jnp.where(is_padding, lax.stop_gradient(rows), rows)
 
@@ -72,9 +72,9 @@ def _index_put(
 
 
 def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array:
-    """Computes `x[mask] = values`, where the number of rows of `values` may depend on the mask.
+    """Computes `x[mask] = values` without arrays whose shape depends on the mask.
 
-    The n-th row where the mask is true is set to the n-th row of the values.
+    The n-th element of `x` for which the mask is true is set to `values[n]`.
     """
     rest = x.shape[mask.ndim :]
     wide = mask.reshape(mask.shape + (1,) * len(rest))
@@ -88,7 +88,7 @@ def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array
 
 
 def _scatter(function: Function, x: Array, dim: int, index: Array, *args: Any) -> Array:
-    """Calls a function of `hfseq.nn.functional`, also for an array without axes."""
+    """Calls a scatter function of `hfseq.nn.functional`. Scalars are treated as vectors."""
     if x.ndim:
         return function(x, dim, index, *args)
     return function(x[None], dim, jnp.atleast_1d(index), *args)[0]

@@ -69,7 +69,7 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
 
 
 def _standardize(x: Array, axes: Dims, eps: float) -> tuple[Array, Array, Array]:
-    """Returns float32 values with mean 0 and variance 1, the mean and the factor."""
+    """Returns float32 values with mean 0 and variance 1, the old mean, and the applied factor."""
     y = x.astype(jnp.float32)
     mean = y.mean(axes, keepdims=True)
     factor = lax.rsqrt(jnp.square(y - mean).mean(axes, keepdims=True) + eps)
@@ -204,7 +204,7 @@ def _flash_attention(
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
         visible, bias = (attn_mask, None) if attn_mask.dtype == bool else (None, attn_mask)
     if is_causal and query.shape[2] != key.shape[2]:
-        # PyTorch aligns queries and keys at their starts.
+        # PyTorch's causal mask aligns the first query with the first key.
         visible = jnp.tril(jnp.ones((1, 1, query.shape[2], key.shape[2]), bool))
         is_causal = False
     q, k, v = (x.swapaxes(1, 2) for x in (query, key, value))
@@ -233,14 +233,15 @@ def _pool(
     sizes: Sequence[int | Sequence[int] | None],
     *options: Any,
 ) -> Array:
-    """Calls a pooling function for arrays with or without a batch axis.
+    """Calls a pooling function for an array with or without a batch axis.
 
     Args:
-        function: A function of `hfseq.nn.functional`.
-        n: Number of the last axes that have windows.
-        x: `(batch, channels, *sizes)` or `(channels, *sizes)`.
-        sizes: Arguments with one number for all axes or one per axis. An empty one is left out.
-        *options: Further arguments.
+        function: A pooling function of `hfseq.nn.functional`.
+        n: Number of axes that are pooled, which are the last ones.
+        x: The inputs, `(batch, channels, *sizes)` or `(channels, *sizes)`.
+        sizes: Arguments such as the window size and the stride. Each is a number for all pooled
+            axes or a sequence with a number per axis. `None` is passed for an empty sequence.
+        *options: Further arguments of the function.
     """
     repeated = [None if size in (None, [], ()) else _repeat(size, n) for size in sizes]
     y = function(x if x.ndim > n + 1 else x[None], *repeated, *options)

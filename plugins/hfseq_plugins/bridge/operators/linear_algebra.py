@@ -104,7 +104,7 @@ def _euclidean_distances(a: Array, b: Array) -> Array:
 # -- Fourier transforms
 # ---------------------------------------------------------------------------------------
 
-#: Exponents of the length by which PyTorch's codes of normalization multiply.
+#: For PyTorch's normalization codes, the exponent of the length in the factor of the result.
 _NORMALIZATION = {0: 0.0, 1: -0.5, 2: -1.0}
 
 

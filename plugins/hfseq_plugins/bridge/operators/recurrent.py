@@ -1,4 +1,4 @@
-"""Recurrent layers as scans."""
+"""Recurrent layers, computed with `jax.lax.scan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jax import lax
 from hfseq_plugins.bridge.operators.table import Function, operator
 
 Array = jax.Array
-#: Computes the next state of a cell from the projected input and the state.
+#: A function that computes the next state of a cell. Its arguments are the projected input, the
+#: state, and the kernel and bias of the projection of the hidden state.
 Cell = Callable[[Array, tuple[Array, ...], Array, Array | None], tuple[Array, ...]]
 
 
@@ -49,7 +50,7 @@ def _simple_cell(activation: Callable[[Array], Array]) -> Cell:
 def _layer(
     cell: Cell, x: Array, state: tuple[Array, ...], weights: list[Array], reverse: bool
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Runs one direction of one layer over `(length, batch, inputs)`."""
+    """Runs one direction of one layer on inputs of the shape `(length, batch, inputs)`."""
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases if biases else (None, None)
     gates = x @ w_ih.T + (0 if b_ih is None else b_ih)
@@ -92,7 +93,7 @@ def _run(
 
 def _reject_dropout(dropout: float, train: bool, num_layers: int) -> None:
     if dropout and train and num_layers > 1:
-        raise NotImplementedError("dropout between recurrent layers")
+        raise NotImplementedError("dropout between recurrent layers is not supported")
 
 
 @operator("lstm.input")
@@ -150,8 +151,8 @@ def _mkldnn_layer(
     batch_first: bool,
     train: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """PyTorch's CPU library computes one direction of one layer of an LSTM at a time."""
-    # The library receives sequences with time first, independent of batch_first.
+    """Computes the operator of PyTorch's CPU library for one direction of one LSTM layer."""
+    # The inputs of this operator have the time axis first, whatever the value of batch_first.
     weights = [w_ih, w_hh, *([b_ih, b_hh] if has_biases else [])]
     outputs, (last_hidden, last_cell) = _layer(
         _lstm_cell,

@@ -1,4 +1,4 @@
-"""Operators that combine the elements along axes, and that sort them."""
+"""Operators that reduce, accumulate or sort elements along axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _axes(dim: Dims) -> Any:
 
 
 def _summable(x: Array) -> Array:
-    """PyTorch sums truth values and small integers as int64."""
+    """Converts booleans and small integers as PyTorch does before it sums them."""
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.int32)
 
 
@@ -101,12 +101,13 @@ def _argument(x: Array, dim: int | None, keepdim: bool, function: Function) -> A
 
 
 def _bincount(x: Array, weights: Array | None, minlength: int) -> Array:
-    # The length depends on values if one exceeds minlength.
+    # PyTorch's result is longer if a value is at least minlength. This is ignored, because the
+    # shape of a traced array must not depend on values.
     return jnp.bincount(x, weights, length=minlength)
 
 
 def _selected(function: Function, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
-    """Calls a function of `hfseq.nn.functional` that returns values and their indices."""
+    """Calls a function that returns values and their indices. Scalars have the index 0."""
     values, indices = function(x, *args, **kwargs) if x.ndim else (x, jnp.zeros((), jnp.int32))
     return values, indices
 

@@ -68,14 +68,14 @@ add_all(
 
 
 def _common(arrays: Sequence[Array]) -> list[Array]:
-    """Converts arrays to a common data type, as PyTorch does: arrays are never weakly typed."""
+    """Converts arrays to a common data type. As in PyTorch, no array is weakly typed."""
     dtype = jnp.result_type(*(x.dtype for x in arrays))
     return [x.astype(dtype) for x in arrays]
 
 
 @operator("cat", "concat", "concatenate")
 def _cat(arrays: Sequence[Array], dim: int = 0) -> Array:
-    # PyTorch skips empty vectors, independent of the shapes of the others.
+    # PyTorch ignores empty vectors, whatever the shapes of the other arrays are.
     kept = [x for x in arrays if x.shape != (0,)] or list(arrays)
     return jnp.concatenate(_common(kept), dim)
 
@@ -140,7 +140,7 @@ def _select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
 
 @operator("constant_pad_nd", "pad")
 def pad(x: Array, sizes: Sizes, mode: str = "constant", value: float | None = None) -> Array:
-    """Pads an array. `sizes` starts with the last axis, as in PyTorch."""
+    """Pads an array. As in PyTorch, the first two numbers in `sizes` refer to the last axis."""
     if not isinstance(mode, str):
         mode, value = "constant", mode
     return F.pad(x, sizes, mode, value)

@@ -1,4 +1,4 @@
-"""The table of PyTorch's operators and the functions of jax that compute them."""
+"""The table of PyTorch's operators and the functions of jax arrays that compute them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """A translation of an operator.
+    """The translation of a PyTorch operator to jax.
 
     Attributes:
-        function: Computes the operator. It receives jax arrays instead of tensors, jax's data types
-            instead of PyTorch's, and no arguments for devices and layouts.
-        promoted: Positions of two arguments that PyTorch converts to a common data type, or an
+        function: The function that computes the operator. Its arguments are those of the operator,
+            with jax arrays instead of tensors and jax's data types instead of PyTorch's. It does
+            not receive arguments for devices and layouts.
+        promoted: Positions of two arguments that are first converted to a common data type, or an
             empty tuple.
     """
 
@@ -33,10 +34,11 @@ Dims = int | Sequence[int] | None
 def operator(
     *names: str, promoted: tuple[int, int] | tuple[()] = ()
 ) -> Callable[[Function], Function]:
-    """Adds the decorated function to the table.
+    """Adds the decorated function to the table of operators.
 
     Args:
-        *names: Names without `aten.`. A name without an overload stands for `default`.
+        *names: Names of operators, without `aten.`. A name without an overload, such as `relu`,
+            stands for the overload `default`.
         promoted: As in `Operator`.
     """
 
@@ -51,6 +53,10 @@ def operator(
 
 
 def add_all(functions: dict[str, Function]) -> None:
-    """Adds functions to the table. Several names may be separated by spaces."""
+    """Adds functions to the table of operators.
+
+    Args:
+        functions: A function for each key. A key may contain several names, separated by spaces.
+    """
     for names, function in functions.items():
         operator(*names.split())(function)
