@@ -76,7 +76,8 @@ FLAGS = """# Flags
 
 `--help` of each script prints the same text. Flags accept underscores and dashes. A boolean flag
 needs no value (`--do_train`) but accepts one (`--do_train False`). If it is on by
-default, `--no_…` turns it off. A flag with … accepts several values, separated by spaces.
+default, `--no_NAME` turns the flag `--NAME` off. In the tables, a flag whose name is followed by
+three dots (`--train_file …`) accepts several values, separated by spaces.
 
 The first argument may be a YAML or JSON file. Flags after it override its values
 ([argument files](training.md#argument-files)).
