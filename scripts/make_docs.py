@@ -134,7 +134,8 @@ class of Transformers 5 that loads the same checkpoints.
 {table}
 """
 
-#: PyTorch classes of Flax classes that have another name after "Flax". None if PyTorch lacks it.
+#: The PyTorch class of each Flax class whose name is not "Flax" and the name of the PyTorch class.
+#: None: PyTorch has no such class.
 TORCH_NAMES = {
     "FlaxAutoModelForVision2Seq": "AutoModelForImageTextToText",
     "FlaxBartDecoderPreTrainedModel": None,

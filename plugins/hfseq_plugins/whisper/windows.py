@@ -49,7 +49,7 @@ class FlaxWhisperOutput(FlaxModelOutput):
 
 @dataclasses.dataclass(frozen=True)
 class PreviousText:
-    """What precedes the audio in the prompt of a window.
+    """The text that precedes the audio in the prompt of a window.
 
     Attributes:
         prompt_ids: Tokens that the caller passed, if any.
@@ -100,10 +100,10 @@ class WindowTranscriber:
 
     Args:
         model: The model.
-        options: Looks up options of generation.
+        options: Function that returns the value of a generation option, given its name.
         decoder: Decodes batches of windows.
         prompts: The prompt of each row from the start token on, `(batch, length)`.
-        previous_text: What precedes these prompts.
+        previous_text: The text that precedes these prompts.
     """
 
     def __init__(
