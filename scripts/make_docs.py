@@ -27,6 +27,7 @@ BEGIN_CLASSES, END_CLASSES = "<!-- classes: scripts/make_docs.py -->", "<!-- /cl
 # the dataclasses define the flags.
 MODEL = {"model_name_or_path": "Model"}
 DATA = {
+    "teacher": "Distillation",
     "dataset_name": "Sources",
     "max_seq_length": "Rows",
     "preprocessing_num_workers": "Tokenization",
