@@ -147,12 +147,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """Median seconds of a step."""
+        """Median time of a step in seconds, or `None` if no step was timed."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def spread(self) -> float | None:
-        """Half of the interquartile range, relative to the median."""
+        """Half of the interquartile range of the step times, divided by their median."""
         if len(self.seconds) < 2 or not self.median:
             return None
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -1126,7 +1126,7 @@ def format_ratio(value: float | None) -> str:
 
 
 def share(row: dict[str, Any]) -> str:
-    """Formats the name of the binding limit and the share of it that the step reaches."""
+    """Formats the result of :func:`binding_limit`, such as `45% of bandwidth`."""
     limit = row["limit"]
     return f"{limit['share']:.0%} of {limit['binding']}" if limit else ABSENT
 

@@ -351,7 +351,10 @@ class QuestionAnsweringHead(nnx.Module):
 
 
 class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
-    """Extractive question answering. Answers do not contain tokens of the question."""
+    """Encoder with a head for extractive question answering.
+
+    Answers do not contain tokens of the question.
+    """
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

@@ -331,11 +331,11 @@ class MaskedLM(EsmMixin, roberta.MaskedLM):
 
 
 class SequenceClassification(EsmMixin, roberta.SequenceClassification):
-    """Protein classification or regression."""
+    """Encoder with a head for protein classification or regression."""
 
 
 class TokenClassification(EsmMixin, roberta.TokenClassification):
-    """Residue classification."""
+    """Encoder with a head that classifies each residue."""
 
 
 class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
