@@ -602,7 +602,7 @@ class Options:
         return tuple(peer for peer in self.peers if peer != "torch_compile")
 
     def choose(self, cpu: Any, gpu: Any, quick: Any, tiny: Any) -> Any:
-        """Returns the value for the profile and, for the profile ``full``, the device."""
+        """Returns the value for the profile. For the profile ``full``, it depends on the device."""
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
