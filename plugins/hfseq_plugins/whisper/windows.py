@@ -54,8 +54,8 @@ class PreviousText:
     Attributes:
         prompt_ids: Tokens that the caller passed, if any.
         is_conditioned: Whether the prompts contain the text of previous windows.
-        in_all_windows: Whether every prompt starts with `prompt_ids`. Otherwise, `prompt_ids` is the
-            oldest part of the text, which is cut off first when the text becomes too long.
+        in_all_windows: Whether every prompt starts with `prompt_ids`. Otherwise, `prompt_ids` is
+            treated as text before the first window, which is cut off when the text is too long.
     """
 
     prompt_ids: np.ndarray | None
