@@ -68,8 +68,8 @@ GENERATED_DATA_CARDS = {
     "wikitext-minilm",
     "wikitext-splade",
 }
-# Bytes of training data of a card, over all its training files. Each other file is shortened to a
-# tenth of this.
+# Total size in bytes to which all training files of a card are shortened. Each other data file is
+# shortened to a tenth of this size.
 TRAIN_FILE_BYTES = 300_000
 # Logged values that may differ.
 TIMING_METRICS = re.compile(r"time|second|mfu|memory")
@@ -185,8 +185,8 @@ def compare_card(
         "weights": [(files["old"], files["new"])],
         "logits": [(probed["old"]["logits"], probed["new"]["logits"])],
         "tokens": [(probed["old"]["tokens"], probed["new"]["tokens"])],
-        # The run that OLD resumes equals the uninterrupted run, and the run that NEW resumes equals
-        # the run that OLD resumes.
+        # Compare the uninterrupted run of OLD with the run that OLD resumes, and the latter with
+        # the run that NEW resumes.
         "continued": [
             (expected[whole], outputs[side])
             for expected, outputs in ((logs, logs), (files, files))
@@ -311,7 +311,7 @@ def read_log(path: Path) -> dict[str, Any]:
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """Return hashes of the weight and tokenizer files of a run."""
+    """Return the hash of each weight and tokenizer file of a run, by the name of the file."""
     contents = {path.name: path.read_bytes() for path in folder.glob("tokenizer*.json")}
     for path in folder.glob("*.safetensors"):
         content = path.read_bytes()
@@ -342,7 +342,10 @@ def _make_directory(folder: Path) -> Path:
 
 
 def probe(script: str, folder: str) -> None:
-    """Print logits of fixed inputs and generated tokens as JSON. Runs with either revision."""
+    """Print logits of fixed inputs and generated tokens as JSON.
+
+    This code runs in a process that imports the hfseq of one of the two revisions.
+    """
     import numpy as np
 
     import hfseq

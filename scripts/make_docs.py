@@ -27,6 +27,7 @@ BEGIN_CLASSES, END_CLASSES = "<!-- classes: scripts/make_docs.py -->", "<!-- /cl
 # the dataclasses define the flags.
 MODEL = {"model_name_or_path": "Model"}
 DATA = {
+    "teacher": "Distillation",
     "dataset_name": "Sources",
     "max_seq_length": "Rows",
     "preprocessing_num_workers": "Tokenization",
@@ -76,7 +77,8 @@ FLAGS = """# Flags
 
 `--help` of each script prints the same text. Flags accept underscores and dashes. A boolean flag
 needs no value (`--do_train`) but accepts one (`--do_train False`). If it is on by
-default, `--no_…` turns it off. A flag with … accepts several values, separated by spaces.
+default, `--no_NAME` turns the flag `--NAME` off. In the tables, a flag whose name is followed by
+three dots (`--train_file …`) accepts several values, separated by spaces.
 
 The first argument may be a YAML or JSON file. Flags after it override its values
 ([argument files](training.md#argument-files)).
@@ -133,7 +135,8 @@ class of Transformers 5 that loads the same checkpoints.
 {table}
 """
 
-#: PyTorch classes of Flax classes that have another name after "Flax". None if PyTorch lacks it.
+#: The PyTorch class of each Flax class whose name is not "Flax" and the name of the PyTorch class.
+#: None: PyTorch has no such class.
 TORCH_NAMES = {
     "FlaxAutoModelForVision2Seq": "AutoModelForImageTextToText",
     "FlaxBartDecoderPreTrainedModel": None,

@@ -39,7 +39,10 @@ def save_tokenizer(folder: str, vocab_size: int) -> None:
 
 
 def compare(name: str, head: str, older: list[str]) -> dict:
-    """Return the result of ``hfseq prove`` for a head of a family."""
+    """Return the result of ``hfseq prove`` for one model class of a family.
+
+    ``older`` contains Python interpreters with other versions of Transformers.
+    """
     with tempfile.TemporaryDirectory() as folder:
         params, extra = parallel.variables(name, head)
         model = parallel.make_model(name, head)
@@ -50,7 +53,7 @@ def compare(name: str, head: str, older: list[str]) -> dict:
 
 
 def table_row(result: dict, columns: list[str]) -> str:
-    """Return a row of the table. The page explains the marks above it."""
+    """Return a row of the table. The page explains the symbols above the table."""
     by_name = {consumer["name"]: consumer for consumer in result["consumers"]}
     cells = []
     for column in columns:

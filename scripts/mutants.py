@@ -200,7 +200,7 @@ class Mutations(ast.NodeVisitor):
             self.visit(part)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Skip messages and composed names."""
+        """Skip f-strings, which are messages and names."""
 
 
 def mutants_of(
@@ -351,8 +351,8 @@ class Suite:
     def covering(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute the mutant, fastest first.
 
-        A statement over several lines counts as executed if its first line is. For code that runs
-        at import, the tests of all lines of the module are returned.
+        A statement over several lines counts as executed if its first line is executed. For code
+        that runs when the module is imported, the tests of all lines of the module are returned.
         """
         of_file = self.lines.get(mutant.file, {})
         source = (ROOT / mutant.file).read_text(encoding="utf-8")
@@ -660,7 +660,7 @@ def main() -> None:
     parser.add_argument("command", choices=["measure", "make", "run", "verify", "summary"])
     parser.add_argument("tests", nargs="*", help="for measure: tests or other pytest arguments")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / ".mutants", help="directory of all files"
+        "--folder", type=Path, default=ROOT / ".mutants", help="directory for mutants and results"
     )
     parser.add_argument(
         "--count", type=int, default=120, help="number of mutants (default: %(default)s)"

@@ -1,4 +1,4 @@
-"""A complete hfseq architecture in one file: an encoder that averages tokens instead of attention.
+"""A complete hfseq architecture in one file: an encoder that averages tokens in place of attention.
 
 Load the file with `--plugin averaging_encoder.py` or `HFSEQ_PLUGIN_FILES=averaging_encoder.py`.
 `hfseq.FlaxAutoModelForMaskedLM` and the scripts then support the model type `averaging`.

@@ -3,5 +3,6 @@
 #: Packages that several families use, and that are not plugins.
 SHARED = ("decoder", "rotary_bert")
 
-# Before flax, which this makes compatible with jax. It may load the plugins, which reads `SHARED`.
+# This import makes flax compatible with jax, so it precedes every import of flax. It may load the
+# plugins, which requires that `SHARED` is defined.
 import hfseq.modeling  # noqa: E402, F401

@@ -94,7 +94,7 @@ class StoredAsTwin(_Model):
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         self._warned = False
-        # The PyTorch class depends on the configuration, so it cannot be a class attribute.
+        # The name of the PyTorch class depends on the configuration, so it is set on the instance.
         self.torch_class_name = self._stored_class_name  # type: ignore[method-assign]
 
     def _stored_class_name(self) -> str:

@@ -58,9 +58,10 @@ def checkpoint_cases(options: Options) -> list[Case]:
 
 
 def checkpoint_finish(rows: Rows) -> None:
-    """Adds ``disk_share`` to each row: the time of a plain file divided by the time of the row.
+    """Adds ``disk_share`` to each row: the speed of the row relative to that of a plain file.
 
-    Both times are seconds per gigabyte for saving and restoring.
+    It is the time for writing and reading a plain file, divided by the time of the row for saving
+    and restoring. Both times are seconds per gigabyte.
     """
 
     def seconds_per_gb(row: dict[str, Any]) -> float:

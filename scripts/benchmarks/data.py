@@ -131,7 +131,7 @@ def parse_flags(objective: str, folder: Path, **flags: Any) -> Any:
 
 
 def data_cases(options: Options) -> list[Case]:
-    """Returns a case per stage, and the cases of the real loop."""
+    """Returns a case for each stage of the pipeline, and the cases that run the training loop."""
     megabytes = options.choose(8, 32, 1, 0.02)
     settings = {"megabytes": megabytes, "vocab_size": options.choose(8000, 8000, 2000, 300)}
     cases = []
@@ -378,7 +378,7 @@ def timed_feed() -> Iterator[BatchTimes]:
 
 
 def data_remarks(rows: Rows) -> list[str]:
-    """Returns a sentence for each real loop that says how long it waited for data."""
+    """Returns a sentence for each measured training run that says how long it waited for data."""
     remarks = []
     for row in rows:
         share = harness.median_of(row, "waiting") if row["seconds"] else None

@@ -40,7 +40,7 @@ PARTS = {"facts": 20, "attention": 100, "training": 120, "speed": 200, "fp8": 60
 ROOT = Path(__file__).resolve().parents[2]
 #: Maximum errors of outputs and gradients, relative to the largest absolute reference value.
 LIMITS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 4e-2)}
-#: The order of the dtypes. bfloat16 is first, because training uses it.
+#: Dtypes in the order in which they are measured. bfloat16 is first, because training uses it.
 HALF_FIRST = ("bfloat16", "float32")
 Rows = list[dict[str, Any]]
 
@@ -453,8 +453,8 @@ SPEED_TARGETS = {"GPT-2 124M": 350_000}
 def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
     """Yields cases without attention dropout, so that all peers can use fused attention.
 
-    Additional hfseq contestants use XLA attention, several documents per row, and attention
-    dropout.
+    Each case also has contestants for variants of hfseq: with XLA's attention, with several
+    documents per row, and with attention dropout.
     """
     import training as steps
 
@@ -549,7 +549,7 @@ def make_runner(folder: str, suite_time: float | None = None) -> harness.Runner:
 
 
 def suite_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a harness record that is stored.
+    """Returns the entries of a harness record that are stored in the results.
 
     If the measurement failed, the entry ``failed`` contains a message.
     """

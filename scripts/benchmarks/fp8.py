@@ -47,8 +47,8 @@ LAYERS = {1024: 12, 2048: 8, 4096: 4}
 TOKENS = {1024: 16384, 2048: 16384, 4096: 8192}
 # Required speedup by width.
 AIM = {4096: 1.3}
-# Linear layers whose input is constant and needs no gradient: r_proj of the VQ Transformer, whose
-# input are sinusoids.
+# Linear layers whose input is constant and needs no gradient. The input of r_proj in the VQ
+# Transformer consists of sinusoids.
 CONSTANT_INPUT = ("r_proj",)
 
 
@@ -387,8 +387,8 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
         aim = AIM.get(row["case_facts"]["width"])
         if row["ratio"] < 1.0:
             lines.append(
-                f"{label} does not pay off here: {times} (± {row['spread'] or 0.0:.0%}). Train "
-                f"with --precision {baseline}."
+                f"{label} is not faster on this device: {times} (± {row['spread'] or 0.0:.0%}). "
+                f"Train with --precision {baseline}."
             )
         elif aim and units and row["ratio"] < aim:
             lines.append(f"{label} reaches {times}, less than the required {aim:g}x.")
@@ -716,7 +716,7 @@ def cola_command(variant: str, recipe: str, folder: Path | str, data: Path | str
 def cola_run(variant: str, recipe: str, folder: Path, data: Path) -> None:
     """Trains with one variant of the parallel setup and one FP8 recipe.
 
-    The number of processes is that of the variant.
+    The variant determines the number of processes.
     """
     from hfseq.cli.launch import free_port
 

@@ -131,7 +131,7 @@ class Row:
         status: ``"ok"``, or the reason why the times are missing.
         start_seconds: Seconds from the start of the process until the workload was built.
         seconds: Seconds of each timed step.
-        values: Values of all steps, including untimed ones.
+        values: The values that each step returned, including untimed steps.
         peak_bytes: Peak memory in bytes.
         info: Properties of the workload.
     """
@@ -147,12 +147,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """Median seconds of a step."""
+        """Median time of a step in seconds, or `None` if no step was timed."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def spread(self) -> float | None:
-        """Half of the interquartile range, relative to the median."""
+        """Half of the interquartile range of the step times, divided by their median."""
         if len(self.seconds) < 2 or not self.median:
             return None
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -431,7 +431,7 @@ def process_bytes(field: str, file: str = "self/status") -> int:
     """
     match = re.search(rf"^{field}:\s*(\d+)", Path("/proc", file).read_text(), re.M)
     if match is None:
-        raise OSError(f"/proc/{file} has no {field}")
+        raise OSError(f"/proc/{file} contains no field {field}")
     return int(match[1]) * 1024
 
 
@@ -602,7 +602,7 @@ class Options:
         return tuple(peer for peer in self.peers if peer != "torch_compile")
 
     def choose(self, cpu: Any, gpu: Any, quick: Any, tiny: Any) -> Any:
-        """Returns the value for the profile and, for the profile ``full``, the device."""
+        """Returns the value for the profile. For the profile ``full``, it depends on the device."""
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
@@ -849,7 +849,9 @@ class Runner:
 def summarize(
     row: Row, case: Case, rows: Sequence[Row], limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Returns the record of a row for the JSON file. Missing measurements are `None`.
+    """Returns the record of a row, which is written to the JSON file.
+
+    Missing measurements are `None`.
 
     The FLOPs and bytes of a step are taken from the row. If the row does not have them, they are
     taken from another row of its case, since all contestants of a case do the same computation.
@@ -945,7 +947,8 @@ def product_rows(seconds: Callable[[int], float], most: int, least: int = 256) -
     Without bfloat16 units, a bfloat16 multiplication is emulated and about a hundred times slower.
 
     Args:
-        seconds: Function that measures the multiplication of matrices with a number of rows.
+        seconds: Function that multiplies two square matrices with the given number of rows, and
+            returns the time in seconds.
         most: Maximum number of rows.
         least: Minimum number of rows.
     """
@@ -1082,7 +1085,7 @@ ABSENT = "-"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table whose columns, except the first, are right-aligned."""
+    """Returns a Markdown table. All columns except the first one are right-aligned."""
     rule = [":---", *["---:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
@@ -1101,7 +1104,7 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
 
 
 def spread(row: dict[str, Any]) -> str:
-    """Formats the spread of the times of a record."""
+    """Formats the relative spread of the step times of a record."""
     return f" ± {row['spread']:.0%}" if row["spread"] is not None else ""
 
 
@@ -1112,7 +1115,7 @@ def rate(row: dict[str, Any]) -> str:
 
 
 def milliseconds(row: dict[str, Any]) -> str:
-    """Formats the median milliseconds of a record and their spread."""
+    """Formats the median time of a step in milliseconds, and the spread of the times."""
     value = row["median_seconds"] * 1000
     return f"{value:.{0 if value >= 10 else 2}f}{spread(row)}"
 
@@ -1123,7 +1126,7 @@ def format_ratio(value: float | None) -> str:
 
 
 def share(row: dict[str, Any]) -> str:
-    """Formats the share of the binding limit and the name of the limit."""
+    """Formats the result of :func:`binding_limit`, such as `45% of bandwidth`."""
     limit = row["limit"]
     return f"{limit['share']:.0%} of {limit['binding']}" if limit else ABSENT
 

@@ -234,7 +234,7 @@ def time_runs(
 
 
 def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
-    """Returns a model without parameters for each precision, and the parameters of all of them."""
+    """Returns a model without parameters for each precision, and the parameters that they share."""
     from hfseq import FlaxAutoModel
 
     name = arguments.model_name_or_path
@@ -644,8 +644,8 @@ def generation_case(
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
     """Returns the share of prompts with the same tokens as for the first contestant of the group.
 
-    The result maps each group to the mean share of its other contestants. Groups of the mode
-    sampling are left out.
+    The result maps each group to the mean of this share over the other contestants of the group.
+    Groups of the mode "sampling" are left out, because sampled tokens differ.
     """
     import numpy as np
 

@@ -107,7 +107,7 @@ def media_inputs(
 
 
 def media_workload(step: Any, memory: Any, info: Any) -> Workload:
-    """Returns a workload that also records a number that depends on all results."""
+    """Returns a workload that also records a checksum of the results, to compare contestants."""
     import zlib
 
     answers = [answer[0] if isinstance(answer, list) else answer for answer in step()]
@@ -256,7 +256,10 @@ def torch_texts(
 
 
 def pairs(documents: list[str]) -> list[tuple[str, str]]:
-    """Returns a pair of the first ten words of a query and a document for each document."""
+    """Returns a pair (query, document) for each document.
+
+    The query is the same in all pairs: the first ten words of the longest document.
+    """
     query = " ".join(max(documents, key=len).split()[:10])
     return [(query, document) for document in documents]
 

@@ -1,8 +1,9 @@
 """A suite of run.py that compares retrieval models with sentence-transformers.
 
 The rows encode texts, score pairs, and train embeddings with in-batch negatives. The model has the
-size of MiniLM-L6. Texts are processed as in `pipelines.py`. In the training, both libraries compute
-the gradient of the same batch, which is tokenized before, and update the weights with AdamW.
+size of MiniLM-L6. Texts are processed as in `pipelines.py`. In a training step, both libraries
+compute the gradient of the same batch, which has been tokenized before the measurement, and update
+the weights with AdamW.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def make_config(name: str, size: Mapping[str, Any], dropout: float | None = None
     changes |= {} if dropout is None else dict.fromkeys(subject.dropout_keys, dropout)
     unknown = [key for key in changes if not hasattr(config, key)]
     if unknown:
-        raise ValueError(f"{type(config).__name__} has no {', '.join(unknown)}")
+        raise ValueError(f"{type(config).__name__} has no field {', '.join(unknown)}")
     for key, value in changes.items():
         setattr(config, key, value)
     if getattr(config, "layer_types", None):
@@ -668,7 +668,9 @@ def training_bytes(shapes: Shapes) -> float:
 
 
 def count_matmul_weights(shapes: Shapes, vocab: int, side: str | None = None) -> int:
-    """Counts the weights that every token is multiplied with, without embeddings, biases and norms.
+    """Counts the weights of matrix multiplications: all but embeddings, biases and norms.
+
+    Every token is multiplied with each of these weights.
 
     Args:
         shapes: Shapes of the parameters by name.

@@ -149,7 +149,7 @@ def length_point(
 
 
 def resting_memory() -> dict[str, Any]:
-    """Returns the memory in use before the first step and, if possible, resets the peak."""
+    """Returns the memory in use before the first step, and resets the recorded peak if possible."""
     if num_bytes := harness.device_memory_stat("bytes_in_use"):
         return {"resting_bytes": num_bytes, "peak_of_steps": True}
     resident_bytes = harness.process_bytes("VmRSS")
@@ -299,7 +299,7 @@ def configuration(
 
 
 def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
-    """Returns the points of a mode with their recorded labels."""
+    """Returns the contestant of each point of a mode, with the labels that its record contains."""
     variants = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
     variants["full"] = ("full", "recurrent")
     points, choices = {}, (PASSES[mode], options.head_types, options.lengths, variants)
@@ -321,7 +321,7 @@ def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[s
 
 
 def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """Measures all points of a mode and derives curves and crossovers."""
+    """Measures all points of a mode, and computes the curves and where pairs of them cross."""
     points, memory_only = points_of(mode, options), mode == "memory"
     rows: dict[Contestant, Row] = {}
     turns = {"rounds": 1 if memory_only else options.rounds, "warmup": 1, "threads": threads}

@@ -184,7 +184,7 @@ class SentenceOrder(nnx.Module):
 
 
 class PreTraining(AlbertMixin, bert.LanguageModel):
-    """Masked language modeling and sentence order prediction."""
+    """Encoder with heads for masked language modeling and sentence order prediction."""
 
     use_pooler = True
 
@@ -207,19 +207,19 @@ class PreTraining(AlbertMixin, bert.LanguageModel):
 
 
 class SequenceClassification(AlbertMixin, bert.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
 
 class MultipleChoice(AlbertMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(AlbertMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(AlbertMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxAlbertPreTrainedModel(FlaxPreTrainedModel):

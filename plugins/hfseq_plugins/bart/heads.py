@@ -350,7 +350,7 @@ class SequenceClassification(ModelWithHead):
 
 
 class QuestionAnswering(ModelWithHead):
-    """Extractive question answering."""
+    """Encoder-decoder with a head for extractive question answering."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

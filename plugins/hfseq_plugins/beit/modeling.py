@@ -74,7 +74,7 @@ class RelativePositionBias(nnx.Module):
 
 
 def relative_position_index(grid: Grid) -> np.ndarray:
-    """Returns, for each pair of a query and a key, the index of their bias.
+    """Returns the index of the position bias for each pair of a query and a key.
 
     Position 0 is the class token. The last three biases are for pairs in which the class token is
     the query, the key, or both.

@@ -211,7 +211,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     layer_class: ClassVar[Any] = Layer
 

@@ -206,7 +206,7 @@ class CausalLM(LanguageModel):
 
 
 class PreTraining(ModelWithHead):
-    """Masked language modeling and next sentence prediction."""
+    """Encoder with heads for masked language modeling and next sentence prediction."""
 
     use_pooler = True
     heads_class: ClassVar[type[PreTrainingHeads]] = PreTrainingHeads
@@ -227,7 +227,7 @@ class PreTraining(ModelWithHead):
 
 
 class NextSentencePrediction(ModelWithHead):
-    """Next sentence prediction."""
+    """Encoder with a next sentence prediction head."""
 
     use_pooler = True
 
@@ -245,7 +245,7 @@ class NextSentencePrediction(ModelWithHead):
 
 
 class SequenceClassification(ModelWithHead):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     use_pooler = True
 
@@ -293,7 +293,7 @@ class MultipleChoice(ModelWithHead):
 
 
 class TokenClassification(ModelWithHead):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -307,7 +307,7 @@ class TokenClassification(ModelWithHead):
 
 
 class QuestionAnswering(ModelWithHead):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

@@ -224,7 +224,7 @@ class Layer(encoder.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     layer_class = Layer
 
@@ -304,7 +304,7 @@ class CausalLM(BigBirdMixin, bert.CausalLM):
 
 
 class PreTraining(BigBirdMixin, bert.PreTraining):
-    """Masked language modeling and next sentence prediction."""
+    """Encoder with heads for masked language modeling and next sentence prediction."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the encoder. Returns the logits of both heads."""
@@ -319,17 +319,17 @@ class ClassificationHead(roberta.ClassificationHead):
 
 
 class SequenceClassification(BigBirdMixin, roberta.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     prefix, head = "bert", ClassificationHead
 
 
 class TokenClassification(BigBirdMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class MultipleChoice(BigBirdMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class QuestionAnsweringHead(nnx.Module):
@@ -351,7 +351,10 @@ class QuestionAnsweringHead(nnx.Module):
 
 
 class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
-    """Extractive question answering. Answers do not contain tokens of the question."""
+    """Encoder with a head for extractive question answering.
+
+    Answers do not contain tokens of the question.
+    """
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

@@ -110,7 +110,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool):
         layers = (Layer(config, rngs, causal) for _ in range(config.num_hidden_layers))

@@ -24,19 +24,19 @@ class CausalLM(Data2VecTextMixin, roberta.CausalLM):
 
 
 class SequenceClassification(Data2VecTextMixin, roberta.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
 
 class MultipleChoice(Data2VecTextMixin, roberta.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(Data2VecTextMixin, roberta.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(Data2VecTextMixin, roberta.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxData2VecTextPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):

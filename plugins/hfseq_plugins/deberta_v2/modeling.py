@@ -527,7 +527,7 @@ class SequenceClassification(DebertaV2Mixin):
 
 
 class MultipleChoice(DebertaV2Mixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
     classifier_dropout_field = "cls_dropout"
 
@@ -541,11 +541,11 @@ class MultipleChoice(DebertaV2Mixin, bert.MultipleChoice):
 
 
 class TokenClassification(DebertaV2Mixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(DebertaV2Mixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxDebertaV2PreTrainedModel(FlaxPreTrainedModel):

@@ -210,7 +210,7 @@ class ClampedExperts(Experts):
         self.limit, self.alpha = config.swiglu_limit, config.swiglu_alpha
 
     def split_halves(self, factor: jax.Array) -> jax.Array:
-        """Returns `factor` unchanged, because gate and values alternate."""
+        """Returns `factor` unchanged, because its columns alternate between gate and values."""
         return factor
 
     def arrays(self) -> dict[str, jax.Array]:

@@ -547,7 +547,7 @@ class SequenceClassification(Head):
 
 
 class TokenClassification(Head):
-    """Token classification.
+    """Decoder with a token classification head.
 
     Attributes:
         classifier_name: Name of the classifier in checkpoints.
@@ -575,7 +575,7 @@ class TokenClassification(Head):
 
 
 class QuestionAnswering(Head):
-    """Extractive question answering."""
+    """Decoder with a head for extractive question answering."""
 
     decoder_name = "transformer"
 

@@ -132,7 +132,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     def __init__(self, config: Dinov2Config, rngs: nnx.Rngs):
         self.layer = nn.Layers(Layer(config, rngs) for _ in range(config.num_hidden_layers))

@@ -169,7 +169,7 @@ class Layer(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.n_layers)])
@@ -304,7 +304,7 @@ class MultipleChoice(SequenceClassification):
 
 
 class TokenClassification(ModelWithHead):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -318,7 +318,7 @@ class TokenClassification(ModelWithHead):
 
 
 class QuestionAnswering(ModelWithHead):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
     rate = "qa_dropout"
 

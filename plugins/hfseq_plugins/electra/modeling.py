@@ -102,17 +102,17 @@ class ClassificationHead(roberta.ClassificationHead):
 
 
 class SequenceClassification(ElectraMixin, roberta.SequenceClassification):  # type: ignore[misc]  # a method instead of a property
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     head = ClassificationHead
 
 
 class TokenClassification(ElectraMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(ElectraMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class SequenceSummary(nnx.Module):
@@ -154,7 +154,7 @@ class SequenceSummary(nnx.Module):
 
 
 class MultipleChoice(ElectraMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

@@ -52,7 +52,7 @@ def first_position(decoder: FlaxPreTrainedModel) -> int:
 
 
 def output_options(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str, Any]:
-    """Returns the keyword arguments that encoder and decoder share."""
+    """Returns keyword arguments of a call, which are the same for encoder and decoder."""
     return {
         "rngs": rngs,
         "output_attentions": attentions,
@@ -85,7 +85,9 @@ class EncoderDecoderModule(nnx.Module):
             self.enc_to_dec_proj = nn.Linear(width, decoder_width, init, rngs)
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
-        """Converts the mask of the encoder's input to a mask of its output (the same for text).
+        """Converts the mask of the encoder's input to a mask of its output.
+
+        For text encoders, both masks are the same.
 
         Args:
             encoder_mask: Mask of the input, or `None`.

@@ -108,7 +108,7 @@ class CausalLM(ErnieMixin, bert.CausalLM):
 
 
 class NextSentencePrediction(ErnieMixin, bert.NextSentencePrediction):
-    """Next sentence prediction."""
+    """Encoder with a head for next sentence prediction."""
 
 
 class SequenceClassification(ErnieMixin, bert.SequenceClassification):
@@ -116,17 +116,17 @@ class SequenceClassification(ErnieMixin, bert.SequenceClassification):
 
 
 class MultipleChoice(ErnieMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
     token_inputs = (*bert.MultipleChoice.token_inputs, "task_type_ids")
 
 
 class TokenClassification(ErnieMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(ErnieMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxErniePreTrainedModel(bert.FlaxBertPreTrainedModel):

@@ -191,7 +191,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Stack of layers with a final norm."""
+    """The layers of the encoder, and a final norm."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
@@ -331,11 +331,11 @@ class MaskedLM(EsmMixin, roberta.MaskedLM):
 
 
 class SequenceClassification(EsmMixin, roberta.SequenceClassification):
-    """Protein classification or regression."""
+    """Encoder with a head for protein classification or regression."""
 
 
 class TokenClassification(EsmMixin, roberta.TokenClassification):
-    """Residue classification."""
+    """Encoder with a head that classifies each residue."""
 
 
 class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):

@@ -56,7 +56,7 @@ class MaskedLM(nnx.Module):
 
 
 class SequenceClassification(nnx.Module):
-    """Sequence classification or regression.
+    """Encoder with a head for sequence classification or regression.
 
     `config.classifier_pooling` selects the first token (`bos`), the mean of all tokens (`mean`) or
     the mean of the logits of all tokens (`late`). Padding is excluded.
@@ -98,7 +98,7 @@ class SequenceClassification(nnx.Module):
 
 
 class TokenClassification(nnx.Module):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
     def __init__(self, config: EuroBertConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)

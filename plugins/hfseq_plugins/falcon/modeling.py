@@ -269,13 +269,13 @@ class SequenceClassification(decoder.SequenceClassification):
 
 
 class QuestionAnswering(decoder.QuestionAnswering):
-    """Extractive question answering."""
+    """Decoder with a head for extractive question answering."""
 
     decoder_class, decoder_name = Transformer, "transformer"
 
 
 class TokenClassification(decoder.TokenClassification):
-    """Token classification."""
+    """Decoder with a token classification head."""
 
     decoder_class, decoder_name = Transformer, "transformer"
     classifier_name = "classifier"

@@ -75,7 +75,7 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(encoder.SelfAttention):
-    """Self-attention."""
+    """Multi-head self-attention."""
 
     linear = staticmethod(linear)
 

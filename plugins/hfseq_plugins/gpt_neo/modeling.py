@@ -203,9 +203,9 @@ class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"attention\.(masked_)?bias$")
 
     def _apply_is_causal(self, module: nnx.Module) -> None:
-        """Does nothing, because PyTorch's layers have their own causal masks.
+        """Does nothing: attention is causal even with `is_causal=False`, as in PyTorch.
 
-        These layers ignore the option `is_causal`.
+        The layers of the PyTorch class have their own causal masks and ignore this option.
         """
 
 

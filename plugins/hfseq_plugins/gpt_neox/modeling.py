@@ -34,13 +34,13 @@ class SequenceClassification(decoder.SequenceClassification):
 
 
 class QuestionAnswering(decoder.QuestionAnswering):
-    """Extractive question answering."""
+    """Decoder with a head for extractive question answering."""
 
     decoder_name = "gpt_neox"
 
 
 class TokenClassification(decoder.TokenClassification):
-    """Token classification."""
+    """Decoder with a token classification head."""
 
     decoder_name, classifier_name = "gpt_neox", "classifier"
 

@@ -113,7 +113,7 @@ class SequenceClassification(GteMixin, bert.SequenceClassification):
 
 
 class TokenClassification(GteMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class FlaxGtePreTrainedModel(rotary.FlaxRotaryBertPreTrainedModel):

@@ -69,11 +69,11 @@ class SequenceClassification(JinaMixin, roberta.SequenceClassification):
 
 
 class TokenClassification(JinaMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(JinaMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxJinaEmbeddingsV3PreTrainedModel(rotary.FlaxRotaryBertPreTrainedModel):

@@ -107,7 +107,7 @@ class LocalAttention(stack.Attention):
     :meth:`EncoderStack.mask_and_bias`.
     """
 
-    if TYPE_CHECKING:  # of the subclass
+    if TYPE_CHECKING:  # only subclasses with global attention have this attribute
         global_input_layer_norm: nn.RMSNorm
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, biased: bool):

@@ -70,7 +70,7 @@ class SequenceClassification(heads.SequenceClassification):
 
 
 class QuestionAnswering(heads.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder-decoder with a head for extractive question answering."""
 
     module = MBartModule
 

@@ -88,7 +88,7 @@ class Layer(encoder.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """Stack of layers with a final norm."""
+    """The layers of the encoder, and a final norm."""
 
     layer_class = Layer
 
@@ -114,7 +114,7 @@ class MaskedLM(bert.MaskedLM):
 
 
 class SequenceClassification(bert.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     module = MegatronBertModule
 

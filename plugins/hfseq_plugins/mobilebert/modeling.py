@@ -425,7 +425,7 @@ class MaskedLM(MobileBertMixin, bert.MaskedLM):
 
 
 class NextSentencePrediction(MobileBertMixin, bert.NextSentencePrediction):
-    """Next sentence prediction."""
+    """Encoder with a head for next sentence prediction."""
 
 
 class SequenceClassification(MobileBertMixin, bert.SequenceClassification):
@@ -433,15 +433,15 @@ class SequenceClassification(MobileBertMixin, bert.SequenceClassification):
 
 
 class MultipleChoice(MobileBertMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(MobileBertMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(MobileBertMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxMobileBertPreTrainedModel(FlaxPreTrainedModel):

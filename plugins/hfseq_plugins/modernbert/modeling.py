@@ -202,7 +202,7 @@ class ModernBert(nnx.Module):
         self.final_norm = norm(config)
 
     def window(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Returns how many tokens before and after a token it may attend to."""
+        """Returns how many tokens before and after its own position a query may attend to."""
         return config.sliding_window, config.sliding_window
 
     def __call__(
@@ -354,7 +354,7 @@ class Classifier(nnx.Module):
 
 
 class SequenceClassification(Classifier):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     def __call__(
         self,
@@ -371,7 +371,7 @@ class SequenceClassification(Classifier):
 
 
 class TokenClassification(Classifier):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the encoder. Returns logits, `(batch, length, num_labels)`."""
@@ -381,7 +381,7 @@ class TokenClassification(Classifier):
 
 
 class QuestionAnswering(Classifier):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, num_outputs=2)

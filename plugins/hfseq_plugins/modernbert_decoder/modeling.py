@@ -87,7 +87,7 @@ class Decoder(modernbert.ModernBert):
     output = out.FlaxBaseModelOutputWithPast
 
     def window(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Returns how many tokens before and after a token it may attend to."""
+        """Returns how many tokens before and after its own position a query may attend to."""
         if not nn.is_causal(config):
             return config.sliding_window, config.sliding_window
         return config.sliding_window - 1, 0

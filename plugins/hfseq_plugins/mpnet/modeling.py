@@ -219,15 +219,15 @@ class SequenceClassification(MPNetMixin, roberta.SequenceClassification):
 
 
 class MultipleChoice(MPNetMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(MPNetMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(MPNetMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxMPNetPreTrainedModel(FlaxPreTrainedModel):

@@ -25,7 +25,7 @@ class FlaxMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
         """Returns the configuration with `tie_word_embeddings=False`, as in published checkpoints.
 
         In Transformers 5, the option is always true and has no effect in mT5. If it were saved as
-        true, Transformers 4 would use the token embeddings as the head and scale their input.
+        true, Transformers 4 would use the token embeddings as the head and scale the head's input.
         """
         config = copy.deepcopy(super().stored_config())
         config.tie_word_embeddings = False

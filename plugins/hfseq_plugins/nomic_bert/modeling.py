@@ -125,7 +125,7 @@ class SequenceClassification(NomicBertMixin, bert.SequenceClassification):
 
 
 class TokenClassification(NomicBertMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 def translate_options(config: NomicBertConfig) -> NomicBertConfig:

@@ -36,7 +36,7 @@ def norm(config: OPTConfig) -> nn.LayerNorm:
 
 
 class Attention(nn.CachedAttention):
-    """Causal attention."""
+    """Causal multi-head self-attention."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         super().__init__()

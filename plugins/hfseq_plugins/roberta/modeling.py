@@ -119,7 +119,7 @@ class ClassificationHead(nnx.Module):
 
 
 class SequenceClassification(RobertaMixin, bert.ModelWithHead):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     head: ClassVar[type[ClassificationHead]] = ClassificationHead
 
@@ -135,15 +135,15 @@ class SequenceClassification(RobertaMixin, bert.ModelWithHead):
 
 
 class TokenClassification(RobertaMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(RobertaMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class MultipleChoice(RobertaMixin, bert.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):

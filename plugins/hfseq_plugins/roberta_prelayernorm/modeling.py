@@ -40,7 +40,7 @@ class Layer(encoder.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """Stack of layers."""
+    """The layers of the encoder."""
 
     layer_class = Layer
 
@@ -80,19 +80,19 @@ class CausalLM(PreLayerNormMixin, roberta.CausalLM):
 
 
 class SequenceClassification(PreLayerNormMixin, roberta.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
 
 class MultipleChoice(PreLayerNormMixin, roberta.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(PreLayerNormMixin, roberta.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(PreLayerNormMixin, roberta.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxRobertaPreLayerNormPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):

@@ -111,7 +111,7 @@ class Layer(encoder.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """Stack of layers.
+    """The layers of the encoder.
 
     Attributes:
         embed_positions: The sines and cosines of a checkpoint. This attribute only exists if the
@@ -203,17 +203,17 @@ class ClassificationHead(roberta.ClassificationHead):
 
 
 class SequenceClassification(RoFormerMixin, roberta.SequenceClassification):
-    """Sequence classification or regression."""
+    """Encoder with a head for sequence classification or regression."""
 
     head = ClassificationHead
 
 
 class TokenClassification(RoFormerMixin, bert.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(RoFormerMixin, bert.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class MultipleChoice(RoFormerMixin, bert.MultipleChoice):

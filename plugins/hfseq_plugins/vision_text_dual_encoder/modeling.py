@@ -134,8 +134,8 @@ def require_pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutp
     if encoded.get("pooler_output") is None:
         raise UsageError(
             f"{side}_config belongs to a model without pooling, which has no vector to compare. "
-            "Use a model whose headless class returns pooler_output (ViT, DINOv2, BEiT or CLIP "
-            "for images; BERT, RoBERTa or CLIP for text)"
+            "Use a family whose model without a head returns pooler_output (ViT, DINOv2, BEiT or "
+            "CLIP for images; BERT, RoBERTa or CLIP for text)"
         )
     return encoded
 
@@ -155,7 +155,7 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Returns the headless model class of an encoder."""
+        """Returns the model class of an encoder, which has no task head."""
         if not isinstance(config, PreTrainedConfig):
             raise UsageError("VisionTextDualEncoderConfig needs a vision_config and a text_config")
         return super().part_class(name, config)

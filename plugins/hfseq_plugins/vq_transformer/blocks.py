@@ -313,7 +313,9 @@ class TokenBlocks:
         return out[:, :, :, : self.tokens]
 
     def end(self, state: State, cache: Cache) -> State:
-        """Returns the state after the call. With `stop_gradient`, it passes no gradient.
+        """Returns the state after the call.
+
+        With the option `stop_gradient`, no gradient flows through this state.
 
         Args:
             state: The state before the call.

@@ -89,8 +89,9 @@ def check_call(
     problems = []
     if state and inputs["segment_ids"] is not None:
         problems.append(
-            "past_key_values continue a document, but segment_ids split rows into several. Pass "
-            "one of them, or reset_rows for rows that start a new document"
+            "past_key_values continue a document, but segment_ids split rows into several "
+            "documents. Pass only one of the two. To start a new document in some rows, pass "
+            "past_key_values and reset_rows"
         )
     if inputs["reset_rows"] is not None and not state:
         problems.append("reset_rows needs past_key_values: without a state all rows start empty")
@@ -128,8 +129,8 @@ def _wrong_state(
         for part in parts.values()
     ):
         yield (
-            "past_key_values is not a state of a VQ Transformer. Pass init_cache(rows) or the "
-            "past_key_values of an output"
+            "past_key_values is not a state of a VQ Transformer. Pass the result of "
+            "model.init_cache(rows), or the past_key_values of an earlier output"
         )
         return
     stacked = any(np.ndim(part["position"]) > 1 for part in parts.values())

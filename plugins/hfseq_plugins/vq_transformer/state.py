@@ -60,7 +60,7 @@ class State(NamedTuple):
 
     @property
     def cache(self) -> Cache:
-        """The compressive cache."""
+        """The older tokens, which are grouped by code."""
         return Cache(self.cache_mean, self.cache_count)
 
 

@@ -659,7 +659,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         "weight_g": "parametrizations.weight.original0",
         "weight_v": "parametrizations.weight.original1",
     }
-    # Files that were written before PyTorch 2 use the names of the parameter tree.
+    # In files that were written before PyTorch 2, the tensors are named `weight_g` and `weight_v`.
     weight_synonyms = weight_templates
 
     def __call__(  # type: ignore[override]  # as in Transformers 4

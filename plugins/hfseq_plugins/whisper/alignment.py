@@ -9,8 +9,8 @@ def token_times(weights: np.ndarray, filter_width: int, seconds_per_position: fl
     """Returns the time of each generated token of a window, as in PyTorch.
 
     Dynamic time warping assigns positions of the encoder to the tokens, in order. The time of a
-    token is that of its first position. Nothing attends to the last token, which is usually EOS, so
-    it has the time of the token before.
+    token is that of its first position. The last token, which is usually EOS, has no attention
+    weights, so it gets the time of the token before it.
 
     Args:
         weights: Attention weights of all generated tokens except the last, `(heads, tokens - 1,

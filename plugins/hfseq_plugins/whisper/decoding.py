@@ -37,7 +37,7 @@ ENCODER_STRIDE, TIME_PRECISION = 2, 0.02
 #: Smallest length of sequences in the pass over generated tokens.
 SMALLEST_REVIEW = 64
 
-#: Looks up an option of generation by its name.
+#: Function that returns the value of a generation option, given its name.
 Lookup = Callable[[str], Any]
 
 
@@ -47,7 +47,7 @@ class Fallback:
 
     Attributes:
         temperatures: Temperatures in the order in which they are tried. 0 is greedy search or beam
-            search. `None` leaves the method to the other options.
+            search. With `None`, the other generation options determine the search method.
         compression_ratio_threshold: Highest ratio between the size of the tokens and their size
             after compression by zlib. A higher ratio is caused by repetitions.
         logprob_threshold: Lowest average log-probability of the tokens.
@@ -65,7 +65,7 @@ class Fallback:
         """Reads the options of a call.
 
         Args:
-            options: Looks up the thresholds.
+            options: Function that returns a threshold, given the name of its option.
             temperature: The argument of the call. If it is `None`, a list of temperatures in the
                 generation configuration applies, but not a single temperature.
 
@@ -161,7 +161,10 @@ class DecodedWindow:
 
     @property
     def supports_conditioning(self) -> bool:
-        """Whether the next window may depend on this text. Text of high temperatures may not."""
+        """Whether the prompt of the next window may contain the text of this window.
+
+        Text that was sampled at a high temperature may not be used.
+        """
         return self.temperature is None or self.temperature < 0.5
 
 
@@ -170,7 +173,7 @@ class WindowDecoder:
 
     Args:
         model: The model.
-        options: Looks up options of generation.
+        options: Function that returns the value of a generation option, given its name.
         fallback: The temperatures and thresholds.
         prompt_length: Number of tokens of the prompt from the start token on.
         alignment_heads: Layer and head of each alignment head, if times of tokens are requested.
@@ -248,7 +251,7 @@ class WindowDecoder:
             )
             if not len(remaining):
                 break
-            logger.debug("%d windows fail at the temperature %s", len(remaining), temperature)
+            logger.debug("%d windows failed at the temperature %s", len(remaining), temperature)
         return [results[row] for row in range(len(features))]
 
     def times(self, window: DecodedWindow, frames: int) -> np.ndarray | None:
@@ -312,7 +315,7 @@ class WindowDecoder:
         return windows
 
     def _sample(self, request: Request, temperature: float) -> np.ndarray:
-        """Samples with a program whose temperature is an argument."""
+        """Samples with a compiled program that receives the temperature as an argument."""
         model, plan = self.model, request.plan
 
         def run(operands: Operands, temperature: jax.Array) -> jax.Array:
@@ -434,7 +437,7 @@ def compression_ratio(tokens: np.ndarray, vocab_size: int) -> float:
 
 
 def _checked(heads: Sequence[Sequence[int]], model: Any) -> tuple[tuple[int, int], ...]:
-    """Returns hashable alignment heads."""
+    """Checks alignment heads and returns them as tuples, which are hashable."""
     layers, per_layer = model.config.decoder_layers, model.config.decoder_attention_heads
     for head in heads:
         if len(head) != 2 or not (0 <= head[0] < layers and 0 <= head[1] < per_layer):
@@ -446,7 +449,11 @@ def _checked(heads: Sequence[Sequence[int]], model: Any) -> tuple[tuple[int, int
 
 
 def _with_extra(model: Any, extra: Mapping[str, Any]) -> Any:
-    """Returns a copy of the model with these collections, as arguments of a compiled program."""
+    """Returns a copy of the model that uses the collections `extra`.
+
+    The collections are the arguments of a compiled program. If there are none, the model itself is
+    returned.
+    """
     if not extra:
         return model
     model = copy.copy(model)

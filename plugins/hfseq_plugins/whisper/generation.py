@@ -263,7 +263,7 @@ class WhisperGeneration(_Model):
 
 
 class _Options:
-    """Looks up options in several places.
+    """Returns the value of a generation option, which may be set in several places.
 
     These are the keyword arguments, the generation config that was passed, the generation config of
     the model, and the configuration of the model, in this order.

@@ -49,13 +49,13 @@ class FlaxWhisperOutput(FlaxModelOutput):
 
 @dataclasses.dataclass(frozen=True)
 class PreviousText:
-    """What precedes the audio in the prompt of a window.
+    """The text that precedes the audio in the prompt of a window.
 
     Attributes:
         prompt_ids: Tokens that the caller passed, if any.
         is_conditioned: Whether the prompts contain the text of previous windows.
-        in_all_windows: Whether `prompt_ids` always precedes that text. Otherwise it is the start of
-            the text, which is cut off when the text becomes too long.
+        in_all_windows: Whether every prompt starts with `prompt_ids`. Otherwise, `prompt_ids` is
+            treated as text before the first window, which is cut off when the text is too long.
     """
 
     prompt_ids: np.ndarray | None
@@ -100,10 +100,10 @@ class WindowTranscriber:
 
     Args:
         model: The model.
-        options: Looks up options of generation.
+        options: Function that returns the value of a generation option, given its name.
         decoder: Decodes batches of windows.
         prompts: The prompt of each row from the start token on, `(batch, length)`.
-        previous_text: What precedes these prompts.
+        previous_text: The text that precedes these prompts.
     """
 
     def __init__(

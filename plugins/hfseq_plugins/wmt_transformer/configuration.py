@@ -24,7 +24,7 @@ TWIN_ONLY = (
 
 
 def _both(name: str) -> property:
-    """Creates a property that sets an option of both encoder and decoder.
+    """Creates a property that sets the same option of the encoder and of the decoder.
 
     Reading the property returns the option of the encoder.
     """

@@ -20,8 +20,9 @@ class FlaxXLMRobertaPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):
         kind = getattr(config, "position_embedding_type", None) or "absolute"
         if kind != "absolute":
             raise UsageError(
-                f"position_embedding_type='{kind}' in the configuration: XLM-RoBERTa has absolute "
-                "positions. For Jina embeddings v3, use jinaai/jina-embeddings-v3-hf"
+                f"position_embedding_type='{kind}' in the configuration is not supported: "
+                "XLM-RoBERTa has absolute positions. To load Jina embeddings v3, use "
+                "jinaai/jina-embeddings-v3-hf"
             )
         super().__init__(config, *args, **kwargs)
 

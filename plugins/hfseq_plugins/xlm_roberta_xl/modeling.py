@@ -85,15 +85,15 @@ class SequenceClassification(XLMRobertaXLMixin, roberta.SequenceClassification):
 
 
 class MultipleChoice(XLMRobertaXLMixin, roberta.MultipleChoice):
-    """Multiple choice."""
+    """Encoder with a multiple choice head."""
 
 
 class TokenClassification(XLMRobertaXLMixin, roberta.TokenClassification):
-    """Token classification."""
+    """Encoder with a token classification head."""
 
 
 class QuestionAnswering(XLMRobertaXLMixin, roberta.QuestionAnswering):
-    """Extractive question answering."""
+    """Encoder with a head for extractive question answering."""
 
 
 class FlaxXLMRobertaXLPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):
