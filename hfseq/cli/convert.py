@@ -392,7 +392,10 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: 
             f"{key} and {other} have different values, but are one parameter of {name}"
             for key, other in (*report.conflicts, *report.unused_biases)
         ),
-        *(f"{key}: {name} computes different values" for key in report.derived),
+        *(
+            f"{key}: the values in the file differ from those that {name} computes"
+            for key in report.derived
+        ),
         *(
             f"{key}: unsupported dtype {dtype} of a parameter"
             for key, dtype in report.unsupported_dtypes.items()

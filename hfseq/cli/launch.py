@@ -19,7 +19,7 @@ from hfseq.errors import UsageError
 
 EXAMPLES = """hfseq launch --num_processes 2 train clm --output_dir my-gpt2 --mesh fsdp=2 ...
 hfseq launch --num_processes 8 scripts/run_mlm_flax.py flags.yaml"""
-#: Flags and variables of a process that the command sets.
+#: Flags that the command sets in each process, as environment variables.
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "local_device_ids")
 # After the first process has failed, the others end within seconds by themselves, unless they still
 # wait for it to connect.
@@ -51,8 +51,9 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 def run_launch(arguments: argparse.Namespace) -> int:
     """Starts the processes, waits for them, and returns the exit code of the first that failed.
 
-    Signals are passed on, and process 0 prints to the output of this command. Lines of the others
-    are printed on the standard error output with their number.
+    Signals are passed on to the processes. Process 0 prints to the standard output of this command.
+    The output of each other process is printed to the standard error output, with the number of the
+    process before each line.
     """
     count, words = arguments.num_processes, arguments.program
     if count < 1:
@@ -119,9 +120,9 @@ def divide_gpus(count: int) -> list[str]:
 class Children:
     """The started processes. They are stopped when the context ends.
 
-    Each process has its own session, so that Ctrl-C in a terminal reaches only this command, which
-    passes it on: the first signal to process 0, which stops all of them after the same step, and
-    further signals to all processes.
+    Each process has its own session, so that Ctrl-C in a terminal reaches only this command. This
+    command passes the first signal on to process 0, which stops all processes after the same step.
+    It passes further signals on to all processes.
 
     Args:
         command: The command of all processes.

@@ -78,11 +78,11 @@ class TokenizerArguments(CheckedArguments):
         self.algorithm = self.vocabulary or self.algorithm
 
     def problems(self) -> Iterator[str]:
-        """Yields a problem if both names of the algorithm flag have different values."""
+        """Yields a problem if `--algorithm` and its alias `--vocabulary` have different values."""
         if self.vocabulary and self.algorithm not in (None, self.vocabulary):
             yield (
                 f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: use "
-                "one of them"
+                "only one of them"
             )
 
 

@@ -473,7 +473,7 @@ class ContinuousBatches(Batches):
         super().__init__(rows, batch_size, seed, shuffle=False)
         if not isinstance(rows, PackedRows):
             raise UsageError(
-                "--state_reset never requires continuous text, but these rows are independent "
+                "`--state_reset never` requires continuous text, but these rows are independent "
                 "(e.g. images): drop the flag"
             )
         self.text = rows

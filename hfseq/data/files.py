@@ -446,7 +446,7 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
 def explain_load_error(
     error: Exception, files: Sequence[str], builder: str, flag: str
 ) -> DataError:
-    """Returns an error that locates the problem in one of `files` that made `datasets` fail."""
+    """Returns an error that says in which of `files`, and in which line, `datasets` failed."""
     for file in files:
         try:
             if builder != "parquet":

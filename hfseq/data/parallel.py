@@ -245,7 +245,8 @@ def _pair_files(
                 continue
             raise DataError(
                 f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
-                f"name the files of a pair corpus.{sides.source} and corpus.{sides.target}"
+                f"use names such as corpus.{sides.source} and corpus.{sides.target} for the two "
+                "files of a pair"
             )
         other = by_stem.setdefault(stem, {}).setdefault(side, file)
         if other != file:

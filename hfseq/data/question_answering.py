@@ -218,7 +218,10 @@ def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | N
         return "it has no answer (allowed with --version_2_with_negative)"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0 or not text:
-            return f"the answer {text!r:.60} at {start!r} is not a text with a character position"
+            return (
+                f"the answer {text!r:.60} must be a non-empty text, and its answer_start "
+                f"{start!r} must be a character position"
+            )
         if context[start : start + len(text)] != text:
             actual_text = context[start : start + len(text)]
             return (

@@ -322,8 +322,8 @@ class _OtherFormat:
         except ImportError as error:
             problem = import_problem(error, "tensorflow_datasets", "hfseq[tfds]")
             raise DataError(
-                f"{self.flag}: {self.directory} is stored as {self.format}, which {problem}. Only "
-                "data in the tfrecord format does not require this package"
+                f"{self.flag}: {self.directory} is stored as {self.format}, which {problem}. "
+                "Datasets in the tfrecord format do not require this package"
             ) from error
         except NotImplementedError as error:
             raise DataError(

@@ -396,12 +396,12 @@ def load(auto_class: Any, name: str, **options: Any) -> Any:
         package = error.name if isinstance(error, ModuleNotFoundError) else None
         if re.search("requires the sentencepiece", str(error), re.I):
             package = "sentencepiece"
-        problem = "requires a package " + (
-            f"that is not installed: pip install {package}"
+        problem = (
+            f"is not installed: pip install {package}"
             if package
-            else f"whose import fails: {first_line(error)}"
+            else f"cannot be imported: {first_line(error)}"
         )
-        raise CheckpointError(f"'{name}' {problem}") from error
+        raise CheckpointError(f"'{name}' requires a package that {problem}") from error
     except Exception as error:  # tokenizers raises plain exceptions
         first = first_line(error)
         raise CheckpointError(f"{auto_class.__name__} cannot load '{name}': {first}") from error

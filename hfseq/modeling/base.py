@@ -228,7 +228,7 @@ class FlaxModel(FlaxGenerationMixin):
         if cls.module_class is not None and cls.__module__ in sys.modules:
             name = f"{cls.__name__.removesuffix('Model')}Module"
             content = {
-                "__doc__": f"The structure of {cls.__name__} with Linen's init and apply.",
+                "__doc__": f"The module of {cls.__name__}, with Linen's methods init and apply.",
                 "__module__": cls.__module__,
                 "model_class": cls,
             }
@@ -385,8 +385,9 @@ class FlaxModel(FlaxGenerationMixin):
         shapes = {path: leaf.shape for path, leaf in trees.flatten(new_params).items()}
         if shapes != {path: leaf.shape for path, leaf in self._paths.items()}:
             raise UsageError(
-                f"update_from_nnx requires a module of {type(self).__name__} from model.nnx(), not "
-                f"{type(module).__name__} with other parameters"
+                "update_from_nnx requires a module that model.nnx() of this "
+                f"{type(self).__name__} returned, but the parameters of this "
+                f"{type(module).__name__} have other names or shapes"
             )
         self._params, self._is_initialized = new_params, True
         self.extra = trees.by_collection(extra)

@@ -206,7 +206,9 @@ class Sidecar:
         for name, size in measured.items():
             ours = sizes.get(name.removeprefix(prefix), size)
             if ours != size:
-                problems.append(f"  {name}: measured on a kernel {size}, but this kernel is {ours}")
+                problems.append(
+                    f"  {name}: measured on a kernel {size}, but this model's kernel is {ours}"
+                )
         if problems:
             omitted = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
             raise WeightsError(

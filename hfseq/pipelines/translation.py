@@ -109,7 +109,7 @@ def find_direction(
     if not matches:
         suggestion = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
         raise UsageError(
-            f"'{name}' does not support {requested}{suggestion or ';'} it has {listed}"
+            f"'{name}' does not support {requested}{suggestion or ';'} it supports {listed}"
         )
     match_count = f" ({requested} matches {len(matches)})" if requested else ""
     raise UsageError(

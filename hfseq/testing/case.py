@@ -121,7 +121,7 @@ class Report:
         ]
         if self.unmoved:
             lines.append(
-                "configuration fields with their defaults in all configurations: "
+                "configuration fields that have their default value in all tested configurations: "
                 f"{', '.join(self.unmoved)}"
             )
         return "\n".join(lines)

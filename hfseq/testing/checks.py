@@ -209,7 +209,7 @@ def padding(case: Case) -> None:
         lead = case.inputs[case.side(name).ids].ndim - 1
         index = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
         real[name] = value[index] if case.is_per_token(name) else value
-    assert_close(real, expected, 1e-5, "padded on the right against not padded")
+    assert_close(real, expected, 1e-5, "rows padded on the right against rows without padding")
 
 
 def packing(case: Case) -> None:
@@ -246,7 +246,9 @@ def packing(case: Case) -> None:
         parts = {name: slices[case.side(name)][number] for name in names}
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
-        assert_close(ours, theirs, 1e-5, f"packed at index {number} against alone")
+        assert_close(
+            ours, theirs, 1e-5, f"a document packed at index {number} against alone in a row"
+        )
 
 
 def devices(case: Case) -> None:
@@ -435,8 +437,8 @@ def generation(case: Case) -> None:
             logits[..., ends] = -np.inf
             expected.append(int(logits[0, len(known) - 1].argmax()))
         assert tokens.tolist() == expected, (
-            f"generate() continues a prompt that is {name} with {tokens.tolist()}, but full "
-            f"forward passes give {expected}"
+            f"generate() continues a prompt that is {name} with the tokens {tokens.tolist()}, "
+            f"but forward passes over the whole text predict {expected}"
         )
 
 

@@ -136,7 +136,9 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
                 "ALLOW_MULTIPLE_LIBTPU_LOAD does not allow a second one: end that process, or set "
                 "the variable to 1"
             ) from error
-        raise NoCompiler(f"{device.name} cannot be described: {first_line(error)}") from error
+        raise NoCompiler(
+            f"jax cannot describe {device.name} to the compiler: {first_line(error)}"
+        ) from error
     return list(devices[:count])
 
 
@@ -330,8 +332,8 @@ def _check_compiler(device: Accelerator) -> None:
             p.name.removesuffix(".txtpb") for p in TARGET_CONFIGS.iterdir() if "txtpb" in p.name
         )
         raise NoCompiler(
-            f"no description of {device.name} to compile for (available: "
-            f"{', '.join([*available, *_TPUS])})"
+            f"no description of {device.name} exists, which compiling for this device requires "
+            f"(available: {', '.join([*available, *_TPUS])})"
         )
     for module, package in (
         (CUDA_PLUGIN, "jax-cuda12-plugin"),

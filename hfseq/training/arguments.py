@@ -110,8 +110,8 @@ def parse_flags(
     """Parses flags into one instance of each dataclass.
 
     Args:
-        dataclass_types: The dataclasses whose fields are the flags. If a class has an attribute
-            `defaults`, it overrides the defaults of flags, also of those in other classes.
+        dataclass_types: The dataclasses whose fields are the flags. A class can have an attribute
+            `defaults`, which overrides the defaults of its own flags and of flags in other classes.
         argv: The flags.
         description: Description for `--help`.
         program: The command that precedes the flags, for `--help`. Default: the name of the script.
