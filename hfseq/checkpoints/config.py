@@ -88,7 +88,7 @@ class Source:
 
     @property
     def weights(self) -> str:
-        """The weight file, or the directory or Hub name."""
+        """The weight file if a single file was given, otherwise the directory or Hub name."""
         return self.file or self.location
 
 
@@ -154,7 +154,7 @@ def check_mapping(stored: object, location: str) -> None:
 
 
 def raise_untrusted_code(auto_map: object, location: str) -> None:
-    """Raises `ConfigError` that lists the code of a checkpoint and explains how to trust it."""
+    """Raises a `ConfigError` that lists the code of a checkpoint and explains how to trust it."""
     references = auto_map.items() if isinstance(auto_map, Mapping) else ()
     listing = ", ".join(
         f"{name} from {str(target).rpartition('.')[0] or target}.py ({target})"
@@ -310,8 +310,8 @@ def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> N
     derived = {
         name: value for name, value in new_values.items() if default_values.get(name, ...) != value
     }
-    # Set the value that the class stores for the override. T5, for example, stores another value
-    # than the given one for tie_word_embeddings.
+    # Set the value that the class stores for the override. For tie_word_embeddings, for example, T5
+    # stores a different value from the given one.
     requested = {name: new_values.get(name, value) for name, value in overrides.items()}
     for name, value in {**requested, **derived}.items():
         setattr(config, name, value)
@@ -365,13 +365,13 @@ def load_config(
         source: Directory, Hub name or weight file of the model.
         config: A configuration, or the location of one. Default: the configuration in ``source``.
         download: Download options.
-        kwargs: Values that override those of config.json, and other keyword arguments.
+        kwargs: Values that override values in config.json, and other keyword arguments.
 
     Returns:
         The configuration, and the keyword arguments that are not configuration values.
 
     Raises:
-        UsageError: The model type is not that of ``cls``, or ``source`` is a weight file and
+        UsageError: ``cls`` has a different model type, or ``source`` is a weight file and
             ``config`` is not given.
         CheckpointError: The configuration does not exist.
         ConfigError: The configuration is not valid.
@@ -460,7 +460,10 @@ def _check_family(cls: Any, model_type: str | None, location: str) -> None:
 
 
 def _is_head_of(cls: Any, model_type: str) -> bool:
-    """Returns whether a class is also registered for this type, as GTE's class is for `new`."""
+    """Returns whether a class is registered for this model type too.
+
+    For example, the class of GTE models is also registered for the model type `new`.
+    """
     from hfseq import plugins
 
     architectures = plugins.load().architectures

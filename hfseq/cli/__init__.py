@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: The arguments. Default: those of the process.
+        argv: The arguments. Default: the arguments of the process.
 
     Returns:
         The exit code: 0, 1 for an error, or 2 for wrong usage.

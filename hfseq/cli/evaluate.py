@@ -45,7 +45,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--num_fewshot",
         type=int,
         metavar="N",
-        help="Few-shot examples per context. Default: that of the task.",
+        help="Few-shot examples per context. Default: the number that the task defines.",
     )
     group.add_argument(
         "--limit",

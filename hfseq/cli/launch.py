@@ -21,8 +21,8 @@ EXAMPLES = """hfseq launch --num_processes 2 train clm --output_dir my-gpt2 --me
 hfseq launch --num_processes 8 scripts/run_mlm_flax.py flags.yaml"""
 #: Flags that the command sets in each process, as environment variables.
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "local_device_ids")
-# After the first process has failed, the others end within seconds by themselves, unless they still
-# wait for it to connect.
+# After a process has failed, the other processes end by themselves within seconds, unless they are
+# still waiting for the failed process to connect.
 GRACE_SECONDS, KILL_SECONDS = 15.0, 10.0
 
 
@@ -38,7 +38,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=int,
-        help="Port on which process 0 listens for the others. Default: a free port.",
+        help="Port on which process 0 listens for the other processes. Default: a free port.",
     )
     parser.add_argument(
         "program",

@@ -671,8 +671,8 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
 
     Args:
         parser: The parser of the command.
-        aliases: Whether to add the aliases of translate-ai's script. The model is then the first
-            positional argument, unless ``--checkpoint-file`` gives it.
+        aliases: Whether to add the aliases that the script of the translate-ai project defines. The
+            model is then the first positional argument, unless ``--checkpoint-file`` specifies it.
     """
     text = "Text to translate. Default: standard input."
     if aliases:

@@ -22,7 +22,7 @@ TEXT_INPUT = (
 
 
 def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: bool = True) -> None:
-    """Adds the flags of input, output and model.
+    """Adds the flags for the input, the output and the model.
 
     Args:
         parser: The parser of the command.
@@ -352,8 +352,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pooling",
         metavar="NAME",
-        help="Pooling, e.g. mean, cls, max or lasttoken. Default: from the sentence-transformers "
-        "files.",
+        help="Pooling, e.g. mean, cls, max or lasttoken. Default: the pooling in the files of "
+        "sentence-transformers.",
     )
     group.add_argument(
         "--normalize", action="store_true", help="Normalize the vectors to length 1."
@@ -370,8 +370,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--task",
         choices=("query", "document"),
-        help="Encode the texts as queries or as documents, with the prompt of this name. Default: "
-        "neither.",
+        help="Encode the texts as queries or as documents. The model's prompt with this name "
+        "precedes each text. Default: neither.",
     )
     group.add_argument(
         "--quantize",

@@ -59,7 +59,7 @@ class TokenizerArguments(CheckedArguments):
     lowercase: bool = option(False, "Convert the text to lower case.")
     normalizer: str | None = option(None, "Unicode normalization: nfc, nfkc, nfd or nfkd.")
     model_max_length: PositiveInt | None = option(
-        None, "Maximum input length in tokens. Default: that of the family."
+        None, "Maximum input length in tokens. Default: the maximum of the family."
     )
     config_name: str | None = option(
         None,

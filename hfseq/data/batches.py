@@ -481,7 +481,8 @@ class ContinuousBatches(Batches):
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row index of each position, and whether the row is valid.
 
-        The last part can be shorter than the others. Its position is invalid after its last row.
+        The last part of the text can be shorter than the other parts. After its last row, the
+        position of the batch that reads this part is invalid.
         """
         begins = np.arange(self.batch_size, dtype=np.int64) * self.steps
         order = (begins + step) % (self.batch_size * self.steps)

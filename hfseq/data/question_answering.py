@@ -124,7 +124,8 @@ def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | No
         end: End of the span (exclusive).
 
     Returns:
-        The indices of both tokens, or `None` if the window does not contain the complete span.
+        The indices of the first and the last token, or `None` if the window does not contain the
+        complete span.
     """
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > start or offsets[inside[-1], 1] < end:

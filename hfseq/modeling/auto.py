@@ -190,9 +190,10 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         Args:
             pretrained_model_name_or_path: A directory or a repository.
             *model_args: Positional arguments of the model class.
-            bridge: True runs the PyTorch code of Transformers in JAX (docs/bridge.md), which needs
-                PyTorch. ``"auto"`` does so if hfseq has no Flax class for the checkpoint. For a
-                directory with programs of ``hfseq bridge export``, this is the default.
+            bridge: ``True`` runs the PyTorch code of Transformers in JAX (docs/bridge.md), which
+                needs PyTorch. ``"auto"`` uses the bridge only if hfseq has no Flax class for the
+                checkpoint. The default is ``False``, except for a directory that contains programs
+                of ``hfseq bridge export`` and for which hfseq has no Flax class.
             **kwargs: Arguments that are attributes of the configuration override these attributes.
                 All other arguments are passed to the model class.
 

@@ -306,7 +306,7 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def __dir__(self) -> list[str]:
-        """Returns the public names for users, without class attributes for authors of models."""
+        """Returns the public attribute names. Class attributes for model authors are left out."""
         author_names = {
             name
             for owner in type(self).__mro__
@@ -372,13 +372,14 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def update_from_nnx(self, module: NNXModule) -> None:
-        """Sets the parameters and collections to those of a module from :meth:`nnx`.
+        """Copies the parameters and collections of a module from :meth:`nnx` to the model.
 
         Args:
             module: The module.
 
         Raises:
-            UsageError: The module has another structure.
+            UsageError: The parameters of the module have other names or shapes than those of the
+                model.
         """
         _, params, extra = trees.split(module)
         new_params = trees.to_dict(params)
@@ -964,7 +965,7 @@ class FlaxModel(FlaxGenerationMixin):
         """Initializes the collections without computing the parameters.
 
         Args:
-            rng: A PRNG key. The collections equal those of a model initialized with this key.
+            rng: A PRNG key. A model that is initialized with this key has the same collections.
         """
         if not self._extra_types:
             return {}

@@ -465,8 +465,8 @@ def _add_expert_adapters(
 def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> LoraConfig:
     """Replaces layer names in PyTorch files by the names in PyTorch's module tree.
 
-    For some classes these names differ. In ``target_modules`` and ``exclude_modules``, users may
-    pass either of them.
+    For some classes, the two names of a layer differ. In ``target_modules`` and
+    ``exclude_modules``, users may pass either name.
 
     Args:
         config: The configuration.

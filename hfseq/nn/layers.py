@@ -704,7 +704,7 @@ class DropPath(Dropout):
 
 
 def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
-    """Sets each element to zero with probability `rate` and scales the others up.
+    """Sets each element to zero with probability `rate`, and scales up all other elements.
 
     The rate is rounded to a multiple of 2**-16.
     """

@@ -165,8 +165,9 @@ class AuxiliaryModel:
         source: Directory or Hub name of the model. `None` means the weights from which the run
             starts. If the run trains an adapter, the model then shares the parameters of the base
             model with the trained model.
-        head: Suffix of the model class, such as "ForCausalLM". Default: that of the objective.
-        dtype: Dtype of the parameters. Default: that of the trained model.
+        head: Suffix of the model class, such as "ForCausalLM". Default: the suffix of the class
+            that the objective trains.
+        dtype: Dtype of the parameters. Default: the dtype of the trained model's parameters.
         flag: The flag that names the model, for messages.
     """
 
@@ -211,7 +212,8 @@ class ProcessorPair:
     def save_pretrained(self, folder: str | Path) -> None:
         """Saves the processor and the tokenizer in ``folder``.
 
-        ``AutoProcessor`` can load both, and the Auto class of each can load one of them.
+        ``AutoProcessor`` loads the processor together with the tokenizer. The Auto class of the
+        processor loads only the processor, and ``AutoTokenizer`` only the tokenizer.
         """
         self.input_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

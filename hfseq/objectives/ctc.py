@@ -65,7 +65,7 @@ def ctc_loss(
         The loss, or the loss of each row `(batch,)` with ``reduction="none"``.
 
     Raises:
-        UsageError: Unknown ``reduction``.
+        UsageError: ``reduction`` has an unknown value.
     """
     import optax
 

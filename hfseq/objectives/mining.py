@@ -128,7 +128,10 @@ def mine(
     """
     mining = Mining() if mining is None else mining
     if len(anchors) != len(positives) or not len(anchors):
-        raise DataError(f"mining requires pairs, not {len(anchors)} and {len(positives)} texts")
+        raise DataError(
+            "mining requires one positive for each anchor, and at least one anchor, but there are "
+            f"{len(anchors)} anchors and {len(positives)} positives"
+        )
     if not isinstance(model, TextEncoder):
         raise UsageError("mining requires a model that encodes texts, not a cross-encoder")
     documents = list(dict.fromkeys([*(positives if corpus is None else corpus), *positives]))

@@ -49,7 +49,7 @@ class Skipped(Exception):
 
 
 class NotRun(Skipped):
-    """A check applies but cannot run here. The message is the reason."""
+    """A check applies to the model, but cannot run on this machine. The message is the reason."""
 
 
 class Side(NamedTuple):

@@ -459,8 +459,8 @@ class ModelArguments(CheckedArguments):
     )
     fp8_margin: int | None = option(
         None,
-        "Headroom of FP8 scales above the largest absolute value, as an exponent of two (0 by "
-        "default).",
+        "Headroom of FP8 scales: a scale leaves room for values up to 2^fp8_margin times the "
+        "largest absolute value (0 by default).",
     )
     param_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Dtype of the parameters: float32 or bfloat16."
@@ -844,7 +844,8 @@ class TrainingArguments(CheckedArguments):
             yield name_problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield (
-                "--average_checkpoints and --load_best_model_at_end are mutually exclusive: use one"
+                "--average_checkpoints and --load_best_model_at_end are mutually exclusive: use "
+                "only one of them"
             )
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
             yield (
@@ -891,8 +892,8 @@ class TrainingArguments(CheckedArguments):
             )
         if self.state_reset != "sequence" and not self.update_length:
             yield (
-                f"--state_reset {self.state_reset} requires --update_length: without it, each row "
-                "is trained in one step"
+                f"--state_reset {self.state_reset} (instead of sequence) requires --update_length, "
+                "because each row is otherwise trained in one step"
             )
         if self.weight_decay_mode == "absolute" and self.weight_decay >= 1:
             yield (

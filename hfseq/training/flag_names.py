@@ -237,8 +237,8 @@ def find_hint(name: str, value: str, options: Collection[str]) -> str | None:
         options: The flags of the command, with dashes.
 
     Returns:
-        The hint, an empty string if the command has no flag for it, or `None` if no guide has the
-        flag.
+        The hint. An empty string means that the command has no flag that replaces this flag, and
+        `None` means that no guide has this flag.
     """
     key = name.lstrip("-").replace("-", "_")
     setting = key.removeprefix("config.")

@@ -62,8 +62,8 @@ _rounds = itertools.count()
 def session(processes: ProcessArguments) -> Iterator[None]:
     """Context manager that connects the processes of a run, and ends them together.
 
-    At the end of the context, each process waits for the others. If one process fails, all
-    processes end with its error message.
+    At the end of the context, each process waits for all other processes. If one process fails, all
+    processes end with the error message of that process.
     """
     join(processes)
     if coordination_client() is None:

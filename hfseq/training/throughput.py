@@ -129,7 +129,7 @@ def peak_flops(
 ) -> float:
     """Returns the peak FLOP/s of the devices of all processes, and logs where the number is from.
 
-    The number is that of `peak_tflops` or, if it is not set, of the data sheet of the device. For
+    The number is `peak_tflops` or, if it is not set, the value in the data sheet of the device. For
     devices without a data sheet, the rate of a matrix multiplication is measured.
 
     Args:

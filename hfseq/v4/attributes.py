@@ -13,7 +13,7 @@ BASE = "hfseq.modeling.base"
 
 
 def register_models(module: ModuleType) -> None:
-    """Registers all classes that derive from `FlaxModel` in the module `BASE`, also later ones."""
+    """Registers all subclasses of `FlaxModel` in the module `BASE`, and future subclasses."""
     from flax import nnx
 
     model_class = module.FlaxModel

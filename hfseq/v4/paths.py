@@ -82,7 +82,7 @@ def install() -> None:
 
 
 def is_flax_available() -> bool:
-    """Returns True: the Flax classes are those of hfseq."""
+    """Returns True, because hfseq provides the Flax classes."""
     return True
 
 

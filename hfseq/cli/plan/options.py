@@ -40,7 +40,7 @@ def option_field(group: str, metavar: str | None, text: str, default: Any = None
 class Options(CheckedArguments):
     """The flags of ``hfseq plan`` as plain values, which can be sent to another process.
 
-    Flags that also exist in the training scripts have the same names as there.
+    Flags that also exist in the training scripts have the same names.
 
     Attributes:
         accelerator: The accelerator in ``devices``.
@@ -64,7 +64,7 @@ class Options(CheckedArguments):
         "devices", "MESH", "Mesh, e.g. data=8,fsdp=8. Default: all devices on the data axis."
     )
     memory_gb: PositiveFloat | None = option_field(
-        "devices", "X", "Memory per device in GB. Default: from the data sheet."
+        "devices", "X", "Memory per device in GB. Default: the value in the data sheet."
     )
     memory_share: PositiveFraction | None = option_field(
         "devices",
@@ -72,7 +72,7 @@ class Options(CheckedArguments):
         "Fraction of the memory that JAX may use. Default: JAX's default, which is 0.75 on GPUs.",
     )
     peak_tflops: PositiveFloat | None = option_field(
-        "devices", "X", "Peak performance per device in TFLOP/s. Default: from the data sheet."
+        "devices", "X", "Peak TFLOP/s per device. Default: the value in the data sheet."
     )
     network_gbs: PositiveFloat | None = option_field(
         "devices", "X", "Network bandwidth per device in GB/s. Default: the bandwidth of a DGX."
