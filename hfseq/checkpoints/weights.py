@@ -796,14 +796,15 @@ def check_report(
         raise WeightsError(
             f"{source} contains different values for the same parameter of {class_name}:\n"
             + "\n".join(f"  {name} and {other}" for name, other in report.conflicts)
-            + "\nRemove the wrong one of each pair"
+            + "\nRemove the wrong tensor of each pair"
         )
     if report.mixed_layouts:
         pairs = [f"  {name} and {other}" for name, other in report.mixed_layouts[:3]]
         raise WeightsError(
-            f"{source} contains both layouts of the same parameter of {class_name}:\n"
+            f"{source} contains both layouts of the same parameter of {class_name}: the parameter "
+            "as one tensor, and a separate tensor for a part of it:\n"
             + "\n".join(pairs)
-            + f"\nRemove one of each of the {len(report.mixed_layouts)} pairs"
+            + f"\nRemove one tensor of each of the {len(report.mixed_layouts)} pairs"
         )
     if report.unsupported_dtypes:
         unsupported = ", ".join(

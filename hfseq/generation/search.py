@@ -386,7 +386,7 @@ class TokenSearch(Search):
         return (state.length < self.operands.stop_length) & ~state.finished.all()
 
     def done(self, state: SearchState) -> jax.Array:
-        """Returns for each row whether the search has finished it, `(rows,)`."""
+        """Returns for each row whether it needs no further tokens, `(rows,)`."""
         return state.finished
 
     def advance(self, state: SearchState) -> SearchState:

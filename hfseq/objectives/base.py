@@ -555,7 +555,7 @@ class Objective:
     def card_rows(
         self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Returns the rows of the table "Method" in the model card. Without rows, it has no table.
+        """Returns the rows of the table "Method" in the model card, or no rows to omit the table.
 
         Args:
             counts: The statistics of each split that :meth:`make_rows` returned.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The arrays of the prompts with the answers of other rows.
+#: Prefix of the names of arrays that combine each prompt with the completion of another row.
 MISMATCHED = "mismatched"
 
 

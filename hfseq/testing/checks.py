@@ -55,7 +55,9 @@ def shapes(case: Case) -> None:
         assert value.shape == expected[name].shape, (
             f"{name} has shape {value.shape}, but jax.eval_shape returns {expected[name].shape}"
         )
-        assert value.shape[:1] in ((), (ROWS,)), f"{name} has shape {value.shape} for {ROWS} rows"
+        assert value.shape[:1] in ((), (ROWS,)), (
+            f"{name} has shape {value.shape} for {ROWS} rows: the first axis must be the batch"
+        )
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
     real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.params)
@@ -177,7 +179,7 @@ def bfloat16(case: Case) -> None:
     """
     outputs = bfloat16_outputs(case)
     wrong = [
-        f"{name} is {v.dtype}"
+        f"{name} has the dtype {v.dtype}, not bfloat16"
         for name, v in outputs.items()
         if v.dtype != jnp.bfloat16 and not (name == AUXILIARY_LOSS and v.dtype == jnp.float32)
     ]

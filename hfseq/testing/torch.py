@@ -358,7 +358,8 @@ def torch_bfloat16(case: Case) -> None:
             changed = clear & (ours.argmax(-1) != value.argmax(-1))
             if changed.any():
                 lines.append(
-                    f"  {int(changed.sum())} of {int(clear.sum())} clear predictions change"
+                    f"  {int(changed.sum())} of {int(clear.sum())} predictions change although the "
+                    "two largest logits differ clearly"
                 )
     assert not lines, "bfloat16 against float32:\n" + "\n".join(lines)
 
