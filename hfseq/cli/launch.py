@@ -57,7 +57,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
     """
     count, words = arguments.num_processes, arguments.program
     if count < 1:
-        raise UsageError(f"--num_processes {count}: use at least 1")
+        raise UsageError(f"--num_processes {count} must be at least 1")
     if not words:
         raise UsageError("no program: add a command, e.g. hfseq launch --num_processes 2 train mlm")
     for word in words:

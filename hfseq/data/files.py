@@ -241,7 +241,7 @@ def open_binary(file: str) -> Iterator[Any]:
 
 
 class GuardedStream(io.RawIOBase):
-    """A decompressed stream that raises if it is much larger than the compressed data.
+    """A decompressed stream that raises an error if it is much larger than the compressed data.
 
     Args:
         stream: The decompressed stream.

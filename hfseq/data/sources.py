@@ -755,7 +755,10 @@ class ByteArrays(_ArrayRange):
         """
         label = f"{flag} {' '.join(names)}"
         if len(names) > 1:
-            raise DataError(f"{label}: specify one array file (.npy or .npz)")
+            raise DataError(
+                f"{label}: there are {len(names)} files, but only one array file (.npy or .npz) is "
+                "supported"
+            )
         if not names[0].lower().endswith(ARRAY_EXTENSIONS) or "://" in names[0]:
             raise DataError(
                 f"{label} is not a local .npy or .npz file, but all splits must be arrays if one "

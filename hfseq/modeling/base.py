@@ -1016,7 +1016,7 @@ class _Structure:
 
     @staticmethod
     def unflatten(structure: _Structure, arrays: tuple[Any, Any]) -> FlaxModel:
-        """Returns a model with the structure and other arrays."""
+        """Returns a model with this structure and the given arrays."""
         model = object.__new__(type(structure.model))
         vars(model).update(vars(structure.model))
         model._params, model.extra = arrays

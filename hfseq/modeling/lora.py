@@ -450,7 +450,11 @@ def _add_expert_adapters(
         ends = sorted({name.split(".", 3)[-1] for name in kernels})
         raise UsageError(
             f"target_parameters {', '.join(absent)}: no kernel of experts of this model matches. "
-            f"The names of these kernels end with {', '.join(ends) or 'nothing, it has no experts'}"
+            + (
+                f"The names of these kernels end with {', '.join(ends)}"
+                if ends
+                else "The model has no experts"
+            )
         )
     adapted = {}
     for name, (path, part, kernel) in kernels.items():

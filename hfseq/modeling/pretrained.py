@@ -1088,7 +1088,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return model
 
     def _like(self, **changes: Any) -> Any:
-        """Returns a model without parameters, with the options of this model except ``changes``."""
+        """Returns a model without parameters, with this model's options updated by ``changes``."""
         model = type(self)(
             self.config,
             seed=self.seed,

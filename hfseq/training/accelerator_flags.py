@@ -59,8 +59,8 @@ def find_problem(value: str) -> str:
     if not invalid and value.strip():
         return ""
     return (
-        f"--accelerator_flags {value}: use {RECOMMENDED}, {NONE}, or XLA flags such as "
-        f"'xla_gpu_enable_latency_hiding_scheduler=true'"
+        f"--accelerator_flags {value}: this is not a list of XLA flags. Use {RECOMMENDED}, {NONE}, "
+        f"or flags such as 'xla_gpu_enable_latency_hiding_scheduler=true'"
     )
 
 

@@ -81,7 +81,8 @@ def parse(text: str) -> tuple[Accelerator, int]:
     name, colon, number = text.partition(":")
     if colon and not re.fullmatch(r"[1-9]\d*", number):
         raise UsageError(
-            f"--devices {text}: use an accelerator and a number, e.g. h200:64 or v5e:4"
+            f"--devices {text}: '{number}' is not a number of devices. Use an accelerator and a "
+            "number, e.g. h200:64 or v5e:4"
         )
     return hardware.get_accelerator(name), int(number or 1)
 
@@ -332,8 +333,8 @@ def _check_compiler(device: Accelerator) -> None:
             p.name.removesuffix(".txtpb") for p in TARGET_CONFIGS.iterdir() if "txtpb" in p.name
         )
         raise NoCompiler(
-            f"no description of {device.name} exists, which compiling for this device requires "
-            f"(available: {', '.join([*available, *_TPUS])})"
+            f"there is no description of {device.name} for the compiler (devices with a "
+            f"description: {', '.join([*available, *_TPUS])})"
         )
     for module, package in (
         (CUDA_PLUGIN, "jax-cuda12-plugin"),

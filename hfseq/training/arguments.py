@@ -323,7 +323,7 @@ class ProcessArguments(CheckedArguments):
         """Yields an error if `local_device_ids` is not a list of numbers."""
         ids = self.local_device_ids
         if ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids):
-            yield f"--local_device_ids {ids}: use comma-separated numbers, e.g. 0,1"
+            yield f"--local_device_ids {ids} must be numbers separated by commas, e.g. 0,1"
 
     @property
     def is_distributed(self) -> bool:
@@ -337,7 +337,9 @@ class ProcessArguments(CheckedArguments):
         value, variable = self._flag_or_variable("coordinator_address")
         if value and not re.fullmatch(r".+:\d+", value):
             source = f"{variable} in the environment," if variable else "--coordinator_address"
-            raise UsageError(f"{source} {value}: use host:port, e.g. node1:1234")
+            raise UsageError(
+                f"{source} {value}: this is not an address of the form host:port, e.g. node1:1234"
+            )
         return value or None
 
     @property
@@ -345,7 +347,10 @@ class ProcessArguments(CheckedArguments):
         """The IDs of the local devices of this process, from the flag or the environment."""
         ids, variable = self._flag_or_variable("local_device_ids")
         if variable and not re.fullmatch(r"\d+(,\d+)*", ids or ""):
-            raise UsageError(f"{variable} in the environment is '{ids}': use numbers, e.g. 0,1")
+            raise UsageError(
+                f"{variable} in the environment is '{ids}', but must be numbers separated by "
+                "commas, e.g. 0,1"
+            )
         return [int(part) for part in ids.split(",")] if ids else None
 
     def _flag_or_variable(self, flag: str) -> tuple[str | None, str | None]:
@@ -367,7 +372,8 @@ class ProcessArguments(CheckedArguments):
         value, variable = self._flag_or_variable(flag)
         if variable and value and not value.isdigit():
             raise UsageError(
-                f"{variable} in the environment is '{value}': set it to a number, or use --{flag}"
+                f"{variable} in the environment is '{value}', which is not a number: correct it, "
+                f"or use --{flag}"
             )
         return None if value is None else int(value)
 
@@ -853,7 +859,7 @@ class TrainingArguments(CheckedArguments):
                 f"{self.save_total_limit}: keep at least as many checkpoints as are averaged"
             )
         if self.max_steps <= 0 and not self.num_train_epochs > 0:
-            yield f"--num_train_epochs {self.num_train_epochs}: use a positive number"
+            yield f"--num_train_epochs {self.num_train_epochs} must be positive"
         is_stable = self.lr_scheduler_type == "warmup_stable_decay"
         if (
             self.lr_end_ratio
@@ -927,7 +933,10 @@ def parse_profile_steps(text: str) -> tuple[int, int]:
     """
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise UsageError(f"--profile {text}: use first-last, counted from 1, e.g. 10-15")
+        raise UsageError(
+            f"--profile {text} does not have the form first-last, e.g. 10-15. Steps are counted "
+            "from 1"
+        )
     return int(first), int(last)
 
 

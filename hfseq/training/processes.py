@@ -102,7 +102,7 @@ def process_count() -> int:
 def _read(key: str) -> str:
     """Returns the value of a key, or an empty string if the key or the store does not exist.
 
-    The loss of the store does not raise an error here, because jax itself reports it.
+    If the connection to the store is lost, this function raises no error, because jax reports it.
     """
     try:
         return coordination_client().key_value_try_get(key)

@@ -1,6 +1,6 @@
 """Models as attributes of NNX modules.
 
-The models of Transformers 4 were no pytrees, so NNX modules accepted them as attributes. hfseq's
+The models of Transformers 4 were not pytrees, so NNX modules accepted them as attributes. hfseq's
 models are pytrees, which NNX only accepts if their class is registered as data.
 """
 

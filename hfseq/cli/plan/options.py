@@ -55,7 +55,7 @@ class Options(CheckedArguments):
         "devices", "NAME:N", "Accelerator and number of devices, e.g. h200:64 or v5e:4.", MISSING
     )
     preset: str | None = option_field(
-        "model", "NAME", "Named size of the architecture. Only if MODEL is a model type."
+        "model", "NAME", "Named size of the architecture. Requires that MODEL is a model type."
     )
     config_overrides: str | None = option_field(
         "model", "A=1,B=2", "Comma-separated changes to the configuration."
