@@ -505,7 +505,7 @@ class WeightMap:
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> list[str]:
         """Returns the names under which a file stores a slot's tensor.
 
-        The tensor is read from the first name. The others are copies of it.
+        The tensor is read from the first name. The other names belong to copies of the tensor.
         """
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
         # PyTorch uses the bias of the output projection (`decoder.bias`), not that of the head.

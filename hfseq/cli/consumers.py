@@ -46,7 +46,7 @@ def _torch_model(folder: str, **options: Any) -> Any:
     model_class = getattr(transformers, config["architectures"][0], None)
     if model_class is None:
         raise NotApplicable(
-            f"transformers {transformers.__version__} has no {config['architectures'][0]}"
+            f"transformers {transformers.__version__} has no class {config['architectures'][0]}"
         )
     model, loading_info = model_class.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager", **options

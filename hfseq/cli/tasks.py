@@ -134,7 +134,7 @@ def _run(
 
 
 def _line(text: str) -> str:
-    """Joins the lines of a text."""
+    """Joins the lines of a text into one line."""
     return " ".join(text.split())
 
 

@@ -122,7 +122,7 @@ class BeamSearch(Search):
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
-        """Returns a scalar, whether the search can still find a better result."""
+        """Returns a boolean scalar: whether the search can still find a better result."""
         improvable = state.improvable.any()
         if self.options.early_stopping is True:
             improvable &= ~state.is_finished.all()

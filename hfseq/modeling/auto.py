@@ -264,7 +264,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
 
 
 def _has_programs(source: str) -> bool:
-    """Returns whether a directory has programs of ``hfseq bridge export``."""
+    """Returns whether a directory contains programs that ``hfseq bridge export`` wrote."""
     return os.path.isfile(os.path.join(source, "bridge", "index.json"))
 
 

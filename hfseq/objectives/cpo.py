@@ -68,7 +68,7 @@ class CPO(PreferenceObjective):
 
     @property
     def method(self) -> str:
-        """The loss and its parameters."""
+        """A description of the loss and its parameters, for the model card."""
         data, names = self.arguments, {"simpo": "SimPO", "alphapo": "AlphaPO"}
         name = names.get(data.loss_type, f"contrastive preference optimization, `{data.loss_type}`")
         margin = f", γ = {data.simpo_gamma:g}" if data.loss_type in names else ""

@@ -188,7 +188,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         return self.smoothed_loss(logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Adds the number of skipped images."""
+        """Adds the number of skipped images to the metrics."""
         return super().metrics(totals) | self.skip_metrics()
 
     def generate_texts(

@@ -225,7 +225,7 @@ def _rows(
     mining: Mining,
     names: tuple[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a query."""
+    """Yields the rows of the result that belong to a query."""
     anchor_name, document_name = names
     style, with_scores = mining.output_format, mining.output_scores
     scored_positives = list(zip(positives, positive_scores, strict=True))

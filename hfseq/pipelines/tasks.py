@@ -801,7 +801,7 @@ class QuestionAnswering(Pipeline):
         return encoded_inputs
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns the logits of starts and ends."""
+        """Returns the logits of the first and of the last token of the answer."""
         output = self.model(**inputs, params=params)
         return {side: output[f"{side}_logits"].astype(jnp.float32) for side in ("start", "end")}
 

@@ -350,8 +350,8 @@ def _check_compiler(device: Accelerator) -> None:
             installed = "absent"
         if installed != jaxlib_version:
             raise NoCompiler(
-                f"{package} is {installed}, but jaxlib is {jaxlib_version}. They must match: "
-                f"pip install {package}=={jaxlib_version}"
+                f"{package} is {installed}, but jaxlib is {jaxlib_version}. Their versions must "
+                f"match: pip install {package}=={jaxlib_version}"
             )
 
 

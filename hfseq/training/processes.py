@@ -227,7 +227,8 @@ def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
             )
         raise UsageError(
             f"runs with several processes require {', '.join(missing)}: {hint} (for a run with one "
-            "process, drop the other flags, and remove COORDINATOR_ADDRESS from the environment)"
+            "process, drop all flags for distributed training, and remove COORDINATOR_ADDRESS from "
+            "the environment)"
         )
     address, count, number = str(values[0]), int(values[1]), int(values[2])
     if number >= count:

@@ -442,5 +442,5 @@ class WandbTracker:
         self.run.log(wandb_histograms, step=step)
 
     def close(self) -> None:
-        """Finishes the run."""
+        """Finishes the W&B run."""
         self.run.finish()

@@ -1,7 +1,8 @@
 """Module-level functions of Transformers 4's Flax modules, which some programs import.
 
-They have the names, arguments and results of Transformers 4.57. hfseq itself does not use them.
-`FUNCTIONS` assigns them to the old modules, because some names have several definitions.
+The functions have the names, arguments and results of Transformers 4.57. hfseq itself does not use
+them. `FUNCTIONS` lists the functions of each module of Transformers 4, because different modules
+define different functions of the same name.
 """
 
 from __future__ import annotations
