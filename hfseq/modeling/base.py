@@ -386,9 +386,9 @@ class FlaxModel(FlaxGenerationMixin):
         shapes = {path: leaf.shape for path, leaf in trees.flatten(new_params).items()}
         if shapes != {path: leaf.shape for path, leaf in self._paths.items()}:
             raise UsageError(
-                "update_from_nnx requires a module that model.nnx() of this "
-                f"{type(self).__name__} returned, but the parameters of this "
-                f"{type(module).__name__} have other names or shapes"
+                f"update_from_nnx requires a module of {type(self).__name__}, such as model.nnx() "
+                f"returns, but the parameters of this {type(module).__name__} have other names or "
+                "shapes"
             )
         self._params, self._is_initialized = new_params, True
         self.extra = trees.by_collection(extra)

@@ -246,7 +246,7 @@ def check_heads(model: HasHeads, mesh: Mesh) -> None:
             fits = [n for n in range(1, heads + 1) if heads % n == 0]
             raise UsageError(
                 f"--mesh tensor={tensor_shards} does not divide the {heads} attention heads of the "
-                f"configuration ({name}). Set tensor to one of {', '.join(map(str, fits))}"
+                f"configuration ({name}) evenly. Set tensor to one of {', '.join(map(str, fits))}"
             )
 
 

@@ -80,7 +80,7 @@ GUIDE_FLAGS: dict[str, Hint] = {
     "num_process": "--num_processes {N}",
     # Transformer-VQ
     "mode": {
-        "": ("--do_train, --do_eval or --do_predict", "omit it: see --help"),
+        "": ("--do_train, --do_eval or --do_predict", "omit it: this command has no modes"),
         "train": "--do_train",
         "validation": "--do_eval --validation_file FILE, without --do_train",
         "test": "--do_predict --test_file FILE, without --do_train",

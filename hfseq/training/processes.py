@@ -375,7 +375,7 @@ def check_flags_agree(
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": process_count(), "the objective": objective}
     agreed_values = values | versions | program_digests(plugin_files) | counts
-    check_agreement(agreed_values, "use the same flags and the same code in all of them")
+    check_agreement(agreed_values, "use the same flags and the same code in all processes")
 
 
 def check_agreement(values: Mapping[str, object], advice: str) -> None:

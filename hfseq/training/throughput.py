@@ -152,8 +152,8 @@ def peak_flops(
         unit_flops, source = measure_flops(dtype.name), "a measured matrix multiplication"
     unit = "process" if on_cpu else "device"
     logger.info(
-        "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s, according "
-        "to %s, times %d",
+        "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s (according "
+        "to %s) times %d",
         unit_flops * units / 1e12,
         unit_flops / 1e12,
         unit,
