@@ -413,9 +413,10 @@ def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[s
 def native_model_type(stored: Mapping[str, Any]) -> str | None:
     """Returns the hfseq model type of a config.json that Transformers can load as well, or `None`.
 
-    Some architectures of hfseq ("native") compute the same as an architecture of Transformers
-    ("stock"). Their config.json describes the stock architecture, so that Transformers can load the
-    checkpoint. Its key ``hfseq`` contains the values of the native configuration.
+    Some architectures of hfseq, which this module calls native, are equivalent to an architecture
+    of Transformers. Their config.json describes the architecture of Transformers, so that
+    Transformers can load the checkpoint. The key ``hfseq`` in config.json contains the values of
+    the native configuration.
     """
     native = stored.get("hfseq")
     name = native.get("model_type") if isinstance(native, Mapping) else None
@@ -423,18 +424,18 @@ def native_model_type(stored: Mapping[str, Any]) -> str | None:
 
 
 def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config.json of the native architecture (see `native_model_type`)."""
+    """Returns the config.json of the native architecture, from the key ``hfseq`` of ``stored``."""
     native = {**stored, **stored["hfseq"]}
     del native["hfseq"]
     return native
 
 
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Returns the native configuration for a stock configuration with an ``hfseq`` attribute.
+    """Returns the hfseq configuration that the attribute ``hfseq`` of ``config`` describes.
 
-    For a checkpoint that has both configurations (see :func:`native_model_type`),
-    ``transformers.AutoConfig`` loads the stock configuration. Other configurations are returned
-    unchanged.
+    ``transformers.AutoConfig`` loads the configuration of the Transformers architecture for a
+    checkpoint whose config.json describes two equivalent architectures (see
+    :func:`native_model_type`). Configurations without this attribute are returned unchanged.
 
     Raises:
         UsageError: No plugin registers the native architecture.

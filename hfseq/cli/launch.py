@@ -65,7 +65,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{word}: hfseq launch sets this flag in each process; drop it")
     script = words[0].endswith(".py")
     if script and not os.path.isfile(words[0]):
-        raise UsageError(f"{words[0]}: there is no such script")
+        raise UsageError(f"the script {words[0]} does not exist")
     command = [sys.executable, *([] if script else ["-m", "hfseq.cli"]), *words]
     address = f"localhost:{arguments.port or free_port()}"
     devices = divide_gpus(count)

@@ -259,7 +259,7 @@ class LoraConfig:
         return number in ([layers] if isinstance(layers, int) else layers)
 
     def is_fully_saved(self, name: str) -> bool:
-        """Returns whether ``modules_to_save`` includes a module or parameter, or a parent of it."""
+        """Returns whether ``modules_to_save`` includes a module or parameter, or its parent."""
         parts = name.split(".")
         modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
         # As in PEFT, the string "norm" also matches the end of "input_layernorm".

@@ -323,7 +323,7 @@ class LogitsProcessor(Protocol):
 
 
 def block_width(size: int) -> int | None:
-    """Returns the largest block width that divides the vocabulary size, or `None` without one."""
+    """Returns the largest block width that divides the vocabulary size, or `None`."""
     widths = range(min(MAX_WIDTH, size // 4), MIN_WIDTH - 1, -1)
     return next((width for width in widths if size % width == 0), None)
 

@@ -55,8 +55,8 @@ CITATIONS = {
 class CPO(PreferenceObjective):
     """Makes chosen answers more probable than rejected ones, without a reference model.
 
-    The loss is averaged over pairs. ``--cpo_alpha`` times the cross-entropy of the chosen answers,
-    averaged over the tokens of the whole step, is added to it.
+    The loss is averaged over pairs. The cross-entropy of the chosen answers is averaged over the
+    tokens of the whole step, multiplied by ``--cpo_alpha``, and added to the loss.
     """
 
     name = "cpo"
