@@ -348,7 +348,10 @@ class WeightMap:
         return name
 
     def resolve_name(self, name: str) -> str:
-        """Returns the name that this map uses for a PyTorch name, with or without the prefix."""
+        """Returns the name that this map uses for a PyTorch name.
+
+        The given name may have an alternative spelling, and need not have the base model's prefix.
+        """
         name = self.apply_synonyms(name)
         return next(
             (candidate for candidate in self._with_prefix(name) if candidate in self._torch_names),

@@ -1117,7 +1117,7 @@ class FlaxPreTrainedModel(FlaxModel):
     module_weights: Mapping[trees.Path, np.ndarray] = {}
 
     def set_source(self, source: str, **download: Any) -> None:
-        """Sets the source of a model that is loaded in another way than by ``from_pretrained``.
+        """Sets the source of a model that was not loaded by ``from_pretrained``.
 
         The model then uses the settings in sentence-transformers' files at this source.
 

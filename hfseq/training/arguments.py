@@ -638,8 +638,8 @@ class TrainingArguments(CheckedArguments):
     )
     state_reset: StateReset = option(
         "sequence",
-        "When the state that --update_length carries is reset: sequence (at the start of each row) "
-        "or never (each row of the batch reads a continuous stream of text).",
+        "When to reset the state that --update_length carries between windows: sequence (at the "
+        "start of each row) or never (each row of the batch reads a continuous stream of text).",
     )
     learning_rate: NonNegativeFloat = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: Schedule = option(
