@@ -719,9 +719,10 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="How to handle a line that cannot be translated. report and skip write an empty line, "
-        "and exit with code 1 (report) or 0 (skip). replace translates lines with invalid UTF-8, "
-        "which it replaces by U+FFFD. stop exits at the first such line. Default: report.",
+        help="How to handle a line that cannot be translated. 'report': write an empty line, and "
+        "exit with code 1 at the end. 'skip': write an empty line, and exit with code 0. "
+        "'replace': replace invalid UTF-8 by U+FFFD, and translate the line. 'stop': exit at the "
+        "first such line. Default: report.",
     )
 
     group = parser.add_argument_group("search")

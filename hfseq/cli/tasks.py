@@ -46,9 +46,10 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="How to handle an invalid input. report and skip write an empty line, and exit with "
-        "code 1 (report) or 0 (skip). replace processes lines with invalid UTF-8, which it "
-        "replaces by U+FFFD. stop exits at the first invalid input. Default: report.",
+        help="How to handle an invalid input. 'report': write an empty line, and exit with code 1 "
+        "at the end. 'skip': write an empty line, and exit with code 0. 'replace': replace invalid "
+        "UTF-8 by U+FFFD, and process the line. 'stop': exit at the first invalid input. Default: "
+        "report.",
     )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 

@@ -144,7 +144,7 @@ class SentenceTables:
 def build_sentence_tables(
     tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
 ) -> SentenceTables:
-    """Builds the tables for a byte-level, SentencePiece or WordPiece vocabulary.
+    """Builds the `SentenceTables` of a byte-level, SentencePiece or WordPiece vocabulary.
 
     If the vocabulary does not mark words, any token that is not lower-case may begin a sentence.
 
