@@ -225,9 +225,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
     """Adds the flags that are allowed both before and after the command.
 
-    This function adds the flags both to the main parser and to the parser of the command. The
-    suffix gives them different names in the namespace, because argparse would otherwise replace the
-    value of a flag before the command by the default of the same flag after the command.
+    The main parser and the parser of the command both have these flags. With equal names in the
+    namespace, the default in the parser of the command would replace a value that was given before
+    the command. The suffix makes the names different.
     """
     parser.add_argument(
         "--plugin",

@@ -172,9 +172,12 @@ class BeamSearch(Search):
         """Scores the next tokens.
 
         Returns:
-            A tuple of the processed log-probabilities, `(rows, vocab_size)`, the maxima of their
-            blocks (:mod:`hfseq.nn.cpu`) or `None` if they are not used, the next inputs of the
-            model, and the recorded values.
+            A tuple with four entries:
+
+            - The processed log-probabilities, `(rows, vocab_size)`.
+            - The maxima of their blocks (:mod:`hfseq.nn.cpu`), or `None` if they are not used.
+            - The next inputs of the model.
+            - The recorded values.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.next_logits(take_column(flat, state.length - 1), state.inputs)

@@ -725,9 +725,9 @@ _EXPERT_ADAPTER = "_adapter"
 def _peft_expert_names(names: weights.WeightMap) -> dict[str, str]:
     """Maps the names of the adapters of experts to PEFT's names, without their common prefix.
 
-    PEFT wraps the module of the experts once per adapted kernel, so the names of the matrices
-    consist of the name of the module and the number of wrappers around the kernel's wrapper. The
-    first kernel is in the innermost wrapper.
+    PEFT wraps the module of the experts once per adapted kernel. The first kernel is in the
+    innermost wrapper. The name of a matrix consists of the name of the module, followed by
+    ``.base_layer`` for each wrapper around the wrapper of its kernel.
     """
     modules: dict[str, dict[str, list[str]]] = {}
     for slot in names.slots:

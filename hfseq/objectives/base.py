@@ -282,9 +282,9 @@ class SkippedExamplesMixin:
             num_read: Number of these examples that could be read.
 
         Returns:
-            Whether a whole global batch could not be read. This is the case if the number of
-            unreadable examples since the last batch with a readable example has reached the number
-            of examples that all processes together have in a batch.
+            Whether a whole global batch could not be read. To determine this, the method counts the
+            unreadable examples since the last batch with a readable example. The result is true if
+            their number has reached the number of examples in a batch of all processes.
         """
         counts = self.__dict__.setdefault("_unread", {})
         counts[split] = 0 if num_read else counts.get(split, 0) + num_valid

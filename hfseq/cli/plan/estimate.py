@@ -349,9 +349,9 @@ def _exchange(
 def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the entry ``time`` of a plan.
 
-    It contains the FLOPs of a step, including the forward passes of a reference model or a teacher,
-    the estimated duration of a step, the total transfer time of its collectives, the tokens per
-    second, and the days that the training takes.
+    The entry contains the FLOPs of a step, the estimated duration of a step, the total transfer
+    time of its collectives, the tokens per second, and the days that the training takes. The FLOPs
+    include the forward passes of a reference model or a teacher.
 
     Args:
         options: The options of the plan.
