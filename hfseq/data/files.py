@@ -1,4 +1,4 @@
-"""Data files: finding, opening and decompressing them, and locating errors in them."""
+"""Finds, opens and decompresses data files, and locates errors in them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Parallel text: loading pairs of source and target sentences, cleaning them, and storing them on
-disk.
+"""Loads pairs of source and target sentences (parallel text), cleans them, and stores them on disk.
 
 Pairs come from tables, aligned text files, prepared TFDS directories, the Hub or a plugin.
 """

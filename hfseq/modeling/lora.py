@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021): which layers are adapted, and files in PEFT's format.
+"""Low-rank adapters (LoRA; Hu et al., 2021), and their files in PEFT's format.
 
 An adapted model adds the product of two low-rank matrices to each targeted kernel. The parameters
 of the base model and of the adapters are in one tree. :func:`trainable_paths` returns the paths of

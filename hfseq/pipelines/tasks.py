@@ -33,7 +33,7 @@ MASKS = ("<mask>", "[MASK]")
 
 
 class FillMask(Pipeline):
-    """Predicts masked tokens: the ``top_k`` most probable ones, optionally among ``targets``.
+    """Predicts the ``top_k`` most probable tokens for a mask, optionally only from ``targets``.
 
     A mask is the mask token of the tokenizer or one of `MASKS`.
     """
