@@ -1124,7 +1124,8 @@ class FlaxModule:
     def _channels_first(inputs: dict[str, Any]) -> dict[str, Any]:
         """Transposes images from channels last to channels first.
 
-        In Transformers 4, modules received channels last, and model classes channels first.
+        In Transformers 4, modules received images with channels last, and model classes received
+        images with channels first.
         """
         if inputs.get("pixel_values") is None:
             return inputs

@@ -283,7 +283,10 @@ PROMPT_LENGTH = 5
 
 
 def cached_decoding(case: Case) -> None:
-    """Decoding a prompt and then token by token with the cache equals the full forward pass."""
+    """Decoding with a cache gives the outputs of the full forward pass.
+
+    A prompt is decoded in one call, and the following tokens one by one.
+    """
     if not case.sides:
         raise Skipped("the model reads no tokens")
     ids = case.inputs[case.sides[-1].ids]

@@ -134,14 +134,14 @@ def _angles(length: int, width: int) -> np.ndarray:
 
 
 def positional_encoding(position: int, d_model: int) -> jax.Array:
-    """Returns DistilBERT's sinusoids, `(1, position, d_model)`, sines and cosines alternating."""
+    """Returns DistilBERT's sinusoids, `(1, position, d_model)`. Sines and cosines alternate."""
     angles = _angles(position, d_model)
     odd = np.arange(d_model) % 2 == 1
     return jnp.asarray(np.where(odd, np.cos(angles), np.sin(angles))[None], jnp.float32)
 
 
 def _sines_then_cosines(n_pos: int, dim: int) -> jax.Array:
-    """Returns the sinusoids of Marian, PEGASUS and RoFormer, `(n_pos, dim)`, sines before cosines."""
+    """Returns the sinusoids of Marian, PEGASUS and RoFormer, `(n_pos, dim)`. Sines come first."""
     angles = _angles(n_pos, dim)
     parts = (np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2]))
     return jnp.asarray(np.concatenate(parts, axis=1), jnp.float32)
