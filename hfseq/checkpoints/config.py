@@ -88,7 +88,7 @@ class Source:
 
     @property
     def weights(self) -> str:
-        """The weight file, or the directory or Hub name."""
+        """The weight file if a single file was given, otherwise the directory or Hub name."""
         return self.file or self.location
 
 
@@ -154,7 +154,7 @@ def check_mapping(stored: object, location: str) -> None:
 
 
 def raise_untrusted_code(auto_map: object, location: str) -> None:
-    """Raises `ConfigError` that lists the code of a checkpoint and explains how to trust it."""
+    """Raises a `ConfigError` that lists the code of a checkpoint and explains how to trust it."""
     references = auto_map.items() if isinstance(auto_map, Mapping) else ()
     listing = ", ".join(
         f"{name} from {str(target).rpartition('.')[0] or target}.py ({target})"
@@ -310,8 +310,8 @@ def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> N
     derived = {
         name: value for name, value in new_values.items() if default_values.get(name, ...) != value
     }
-    # Set the value that the class stores for the override. T5, for example, stores another value
-    # than the given one for tie_word_embeddings.
+    # Set the value that the class stores for the override. For tie_word_embeddings, for example, T5
+    # stores a different value from the given one.
     requested = {name: new_values.get(name, value) for name, value in overrides.items()}
     for name, value in {**requested, **derived}.items():
         setattr(config, name, value)
@@ -365,13 +365,13 @@ def load_config(
         source: Directory, Hub name or weight file of the model.
         config: A configuration, or the location of one. Default: the configuration in ``source``.
         download: Download options.
-        kwargs: Values that override those of config.json, and other keyword arguments.
+        kwargs: Values that override values in config.json, and other keyword arguments.
 
     Returns:
         The configuration, and the keyword arguments that are not configuration values.
 
     Raises:
-        UsageError: The model type is not that of ``cls``, or ``source`` is a weight file and
+        UsageError: ``cls`` has a different model type, or ``source`` is a weight file and
             ``config`` is not given.
         CheckpointError: The configuration does not exist.
         ConfigError: The configuration is not valid.
@@ -413,9 +413,10 @@ def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[s
 def native_model_type(stored: Mapping[str, Any]) -> str | None:
     """Returns the hfseq model type of a config.json that Transformers can load as well, or `None`.
 
-    Some architectures of hfseq ("native") compute the same as an architecture of Transformers
-    ("stock"). Their config.json describes the stock architecture, so that Transformers can load the
-    checkpoint. Its key ``hfseq`` contains the values of the native configuration.
+    Some architectures of hfseq, which this module calls native, are equivalent to an architecture
+    of Transformers. Their config.json describes the architecture of Transformers, so that
+    Transformers can load the checkpoint. The key ``hfseq`` in config.json contains the values of
+    the native configuration.
     """
     native = stored.get("hfseq")
     name = native.get("model_type") if isinstance(native, Mapping) else None
@@ -423,18 +424,18 @@ def native_model_type(stored: Mapping[str, Any]) -> str | None:
 
 
 def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config.json of the native architecture (see `native_model_type`)."""
+    """Returns the config.json of the native architecture, from the key ``hfseq`` of ``stored``."""
     native = {**stored, **stored["hfseq"]}
     del native["hfseq"]
     return native
 
 
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Returns the native configuration for a stock configuration with an ``hfseq`` attribute.
+    """Returns the hfseq configuration that the attribute ``hfseq`` of ``config`` describes.
 
-    For a checkpoint that has both configurations (see :func:`native_model_type`),
-    ``transformers.AutoConfig`` loads the stock configuration. Other configurations are returned
-    unchanged.
+    ``transformers.AutoConfig`` loads the configuration of the Transformers architecture for a
+    checkpoint whose config.json describes two equivalent architectures (see
+    :func:`native_model_type`). Configurations without this attribute are returned unchanged.
 
     Raises:
         UsageError: No plugin registers the native architecture.
@@ -460,7 +461,10 @@ def _check_family(cls: Any, model_type: str | None, location: str) -> None:
 
 
 def _is_head_of(cls: Any, model_type: str) -> bool:
-    """Returns whether a class is also registered for this type, as GTE's class is for `new`."""
+    """Returns whether a class is registered for this model type too.
+
+    For example, the class of GTE models is also registered for the model type `new`.
+    """
     from hfseq import plugins
 
     architectures = plugins.load().architectures

@@ -354,7 +354,7 @@ def write_safetensors(
         folder: Output directory, or `None` if another process writes the files. The tensors are
             then only loaded, in the same order.
         sizes: Size of each tensor in bytes, by name.
-        load: Function that loads the tensors with the given names in this order and returns them.
+        load: Function that accepts tensor names, and returns the loaded tensors in the same order.
             It is called for one shard at a time, so that only one shard is in memory.
         max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
         metadata: Metadata of the files.

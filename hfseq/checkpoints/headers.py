@@ -381,7 +381,7 @@ def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFile
     selected = file_name or next((name for name in files.WEIGHTS_FILES if name in names), None)
     if selected is None:
         shards = [name for name in names if SHARD_NAME.fullmatch(name)]
-        problem = f"no weights: none of {', '.join(files.WEIGHTS_FILES)}"
+        problem = f"no weights: none of the files {', '.join(files.WEIGHTS_FILES)} exists"
         if shards:
             problem = f"{len(shards)} shards, but no index that lists them ({shards[0]} …)"
         return WeightFiles(folder, unread_files=shards, problems=[problem])

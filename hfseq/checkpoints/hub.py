@@ -114,7 +114,7 @@ def resolve_file(
         filename: Name of the file in the checkpoint.
         revision: Branch, tag or commit on the Hub. Default: ``main``.
         subfolder: Folder of the file in the checkpoint.
-        cache_dir: Cache directory. Default: that of ``huggingface_hub``.
+        cache_dir: Cache directory. Default: the cache directory of ``huggingface_hub``.
         token: Access token. Default: the stored token.
         local_files_only: Whether to use only the cache.
         force_download: Whether to download the file even if it is in the cache.
@@ -287,7 +287,8 @@ def push_folder(
 
     Raises:
         HubError: The Hub rejected the push or could not be reached.
-        UsageError: The folder has no files to push, or a link to a file outside.
+        UsageError: The folder has no files to push, or contains a link to a file outside of the
+            folder.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 

@@ -311,9 +311,9 @@ def check_output_dir(
         allowed: Patterns of the files that the directory may contain.
 
     Raises:
-        UsageError: The directory contains other files or links to files outside of it. The same
-            applies to weights without a checkpoint to resume from, because training would replace
-            them.
+        UsageError: The directory contains other files, or links to files outside of the directory.
+            The error is also raised for weights without a checkpoint to resume from, because
+            training would replace these weights.
     """
     path, patterns = Path(path), tuple(allowed)
     if not path.exists():

@@ -146,7 +146,7 @@ def _make_storage(identifier: object) -> _Storage:
 
 
 def _interpret(stream: Any) -> Any:
-    """Returns the value that a pickle describes. It may consist of literals, dicts and tensors.
+    """Returns the value that a pickle describes: literals, dicts, lists, tuples and tensors.
 
     Args:
         stream: A bytes object, or a file at the start of the pickle.
@@ -189,7 +189,7 @@ def _interpret(stream: Any) -> Any:
         elif name in _TUPLES:
             start = len(stack) - _TUPLES[name]
             if start < 0:
-                raise ValueError("the stack is empty")
+                raise ValueError("its pickle takes more values from the stack than exist")
             stack[start:] = [tuple(stack[start:])]
         elif name == "EMPTY_DICT":
             stack.append({})
@@ -200,7 +200,9 @@ def _interpret(stream: Any) -> Any:
         elif name in ("APPEND", "APPENDS"):
             items = pop_to_mark() if name == "APPENDS" else [stack.pop()]
             if not isinstance(stack[-1], list):
-                raise ValueError(f"it appends to a value of type {type(stack[-1]).__name__}")
+                raise ValueError(
+                    f"its pickle appends to a {type(stack[-1]).__name__} instead of a list"
+                )
             stack[-1].extend(items)
         elif name == "GLOBAL":
             if argument not in _GLOBALS:
@@ -212,14 +214,14 @@ def _interpret(stream: Any) -> Any:
         elif name == "REDUCE":
             arguments, function = stack.pop(), stack.pop()
             if not callable(function):  # the only functions on the stack are those in _GLOBALS
-                raise ValueError("it calls a value that is not a function")
+                raise ValueError("its pickle calls a value that is not a function")
             stack.append(function(*arguments))
         elif name == "BINPERSID":
             stack.append(_make_storage(stack.pop()))
         elif name == "BUILD":  # sets attributes; state dicts store module versions in this way
             stack.pop()
             if not isinstance(stack[-1], dict):
-                raise ValueError("it sets attributes of an object")
+                raise ValueError("its pickle sets attributes of an object that is not a dict")
         elif name not in ("PROTO", "STOP"):
             raise ValueError(
                 f"it uses the pickle opcode {name} (at byte {position}), which a state dict of "
@@ -368,7 +370,10 @@ def _read_plain(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[in
             raise ValueError("it is neither a zip archive nor a file of PyTorch before 1.6")
         version, system = _interpret(view), _interpret(view)
         if version != _PROTOCOL_VERSION or not system["little_endian"]:
-            raise ValueError(f"it has version {version} of the format, or big-endian values")
+            raise ValueError(
+                f"it has version {version} of the format (supported: {_PROTOCOL_VERSION}), or "
+                "big-endian values"
+            )
         state, keys = _read_state(view), _interpret(view)
         sizes = {
             tensor.storage.key: np.dtype(tensor.storage.dtype).itemsize for tensor in state.values()

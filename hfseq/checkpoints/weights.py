@@ -348,7 +348,10 @@ class WeightMap:
         return name
 
     def resolve_name(self, name: str) -> str:
-        """Returns the name that this map uses for a PyTorch name, with or without the prefix."""
+        """Returns the name that this map uses for a PyTorch name.
+
+        The given name may have an alternative spelling, and need not have the base model's prefix.
+        """
         name = self.apply_synonyms(name)
         return next(
             (candidate for candidate in self._with_prefix(name) if candidate in self._torch_names),
@@ -505,7 +508,7 @@ class WeightMap:
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> list[str]:
         """Returns the names under which a file stores a slot's tensor.
 
-        The tensor is read from the first name. The others are copies of it.
+        The tensor is read from the first name. The other names belong to copies of the tensor.
         """
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
         # PyTorch uses the bias of the output projection (`decoder.bias`), not that of the head.
@@ -796,14 +799,15 @@ def check_report(
         raise WeightsError(
             f"{source} contains different values for the same parameter of {class_name}:\n"
             + "\n".join(f"  {name} and {other}" for name, other in report.conflicts)
-            + "\nRemove the wrong one of each pair"
+            + "\nRemove the wrong tensor of each pair"
         )
     if report.mixed_layouts:
         pairs = [f"  {name} and {other}" for name, other in report.mixed_layouts[:3]]
         raise WeightsError(
-            f"{source} contains both layouts of the same parameter of {class_name}:\n"
+            f"{source} contains both layouts of the same parameter of {class_name}: the parameter "
+            "as one tensor, and a separate tensor for a part of it:\n"
             + "\n".join(pairs)
-            + f"\nRemove one of each of the {len(report.mixed_layouts)} pairs"
+            + f"\nRemove one tensor of each of the {len(report.mixed_layouts)} pairs"
         )
     if report.unsupported_dtypes:
         unsupported = ", ".join(

@@ -225,9 +225,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
     """Adds the flags that are allowed both before and after the command.
 
-    The main parser and the parser of the command therefore have the same flags. The suffix
-    distinguishes their names in the namespace. With equal names, argparse would overwrite the value
-    of the first flag.
+    The main parser and the parser of the command both have these flags. With equal names in the
+    namespace, the default in the parser of the command would replace a value that was given before
+    the command. The suffix makes the names different.
     """
     parser.add_argument(
         "--plugin",
@@ -243,7 +243,7 @@ def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
 
 
 def _command_position(args: Sequence[str]) -> int | None:
-    """Returns the position of the command, after the common flags, or `None`."""
+    """Returns the index of the command in ``args``, or `None` if there are only common flags."""
     position = 0
     while position < len(args) and args[position].startswith("-"):
         position += 2 if args[position] == "--plugin" else 1
@@ -253,7 +253,7 @@ def _command_position(args: Sequence[str]) -> int | None:
 def _resolve(
     args: Sequence[str], position: int | None, parser: argparse.ArgumentParser
 ) -> list[str]:
-    """Spells out the flags after the command, which is at ``position``.
+    """Spells out abbreviated flags after the command, which is at the index ``position``.
 
     The flags of a program that a command runs, such as ``hfseq launch``, are not changed.
     """
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: The arguments. Default: those of the process.
+        argv: The arguments. Default: the arguments of the process.
 
     Returns:
         The exit code: 0, 1 for an error, or 2 for wrong usage.

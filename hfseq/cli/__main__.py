@@ -1,4 +1,4 @@
-"""Runs the command as ``python -m hfseq.cli``, for environments without it on the path."""
+"""Runs the command as ``python -m hfseq.cli``, for environments where it is not on the path."""
 
 import sys
 

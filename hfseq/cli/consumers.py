@@ -46,7 +46,7 @@ def _torch_model(folder: str, **options: Any) -> Any:
     model_class = getattr(transformers, config["architectures"][0], None)
     if model_class is None:
         raise NotApplicable(
-            f"transformers {transformers.__version__} has no {config['architectures'][0]}"
+            f"transformers {transformers.__version__} has no class {config['architectures'][0]}"
         )
     model, loading_info = model_class.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager", **options
@@ -54,7 +54,7 @@ def _torch_model(folder: str, **options: Any) -> Any:
     buffers = dict(model.named_buffers())  # computed if missing, for example rotary embeddings
     missing = sorted(set(loading_info["missing_keys"]) - buffers.keys())
     if missing or loading_info["mismatched_keys"]:
-        raise ValueError(f"missing in the file: {missing[:4]}")
+        raise ValueError(f"tensors missing in the file: {missing[:4]}")
     return model.eval()
 
 
@@ -81,7 +81,7 @@ def torch(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def accelerate(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs PyTorch with ``device_map="auto"``, for sharded weights only."""
+    """Runs PyTorch with ``device_map="auto"``. The check applies only to sharded weights."""
     importlib.import_module("accelerate")
     if not any(file.endswith(".index.json") for file in os.listdir(folder)):
         raise NotApplicable("the weights are not sharded")
@@ -89,7 +89,7 @@ def accelerate(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def peft(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs PEFT, for adapters."""
+    """Runs PEFT. The check applies only to adapters."""
     import transformers
     from peft import PeftModel
 
@@ -100,7 +100,7 @@ def peft(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def sentence_transformers(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs sentence-transformers, for encoders without a head."""
+    """Runs sentence-transformers. The check applies only to encoders without a head."""
     import torch as pytorch
     from sentence_transformers import SentenceTransformer
 
@@ -112,17 +112,17 @@ def sentence_transformers(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
 
 def ctranslate2(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Runs CTranslate2 in float32, for decoders and for encoders without a head."""
+    """Runs CTranslate2 in float32. The check applies to decoders and to encoders without a head."""
     import ctranslate2 as ct2
     from ctranslate2.converters import TransformersConverter
     from ctranslate2.converters.transformers import _MODEL_LOADERS
 
     config = _stored(folder)
     if type_name(config) not in _MODEL_LOADERS:
-        raise NotApplicable(f"CTranslate2 has no loader for {type_name(config)}")
+        raise NotApplicable(f"CTranslate2 cannot convert models with a {type_name(config)}")
     is_decoder = name == "logits" and "decoder_input_ids" not in inputs
     if not is_decoder and name != "last_hidden_state":
-        raise NotApplicable("CTranslate2 returns no logits of encoder-decoders")
+        raise NotApplicable("CTranslate2 does not return the logits of an encoder-decoder")
     rows = inputs["input_ids"]
     lengths = inputs.get("attention_mask", np.ones_like(rows)).sum(1)
     tokens = [row[:length].tolist() for row, length in zip(rows, lengths, strict=True)]
@@ -175,7 +175,7 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     if process.returncode:
         lines = [line for line in process.stderr.splitlines() if line.strip()]
         raise ValueError(lines[-1] if lines else "the converter failed without a message")
-    raise NotApplicable("the converter succeeds; its GGUF file was not run")
+    raise NotApplicable("the conversion to GGUF succeeded; the GGUF file was not run")
 
 
 def _check_config(config: Any, folder: str) -> np.ndarray:
@@ -183,8 +183,10 @@ def _check_config(config: Any, folder: str) -> np.ndarray:
     for key, value in _stored(folder).items():
         is_size = isinstance(value, int) and not isinstance(value, bool)
         if is_size and getattr(config, key, value) != value:
-            raise ValueError(f"config.json has {key} {value}, but {getattr(config, key)} was read")
-    raise NotApplicable("the configuration is read correctly; the model was not run")
+            raise ValueError(
+                f"{key} is {value} in config.json, but {getattr(config, key)} after loading"
+            )
+    raise NotApplicable("the configuration was read correctly; the model was not run")
 
 
 def vllm(folder: str, inputs: Arrays, name: str) -> np.ndarray:
@@ -232,7 +234,11 @@ def main(consumer: str, folder: str, file: str) -> dict[str, Any]:
     adapter = os.path.exists(os.path.join(folder, "adapter_config.json"))
     try:
         if adapter != (consumer == "peft"):
-            raise NotApplicable("an adapter: merge it first" if adapter else "not an adapter")
+            raise NotApplicable(
+                "the model is an adapter: merge it with its base model first"
+                if adapter
+                else "not an adapter"
+            )
         output = CONSUMERS[consumer](folder, arrays, name)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name
@@ -243,7 +249,10 @@ def main(consumer: str, folder: str, file: str) -> dict[str, Any]:
         message = " ".join(str(error).split())
         return {"status": "refused", "detail": f"{type(error).__name__}: {message[:200]}"}
     if output.shape != expected.shape:
-        return {"status": "differs", "detail": f"shape {output.shape}, not {expected.shape}"}
+        return {
+            "status": "differs",
+            "detail": f"the output has shape {output.shape}, not {expected.shape}",
+        }
     compared = ~np.isnan(output)
     if "attention_mask" in arrays and output.ndim == 3 and "decoder_input_ids" not in arrays:
         length = arrays["attention_mask"].shape[1]

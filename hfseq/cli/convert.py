@@ -45,7 +45,7 @@ NOT_COPIED = (
     *("*.tmp*", "*.log", "*.out", "*.err"),
 )
 
-#: Small files to copy in addition to those of the tokenizer and the model card.
+#: Small files to copy in addition to the files of the tokenizer and the model card.
 SIDECARS = ("fp8_params.safetensors",)
 
 #: Maximum number of names that a warning lists.
@@ -87,12 +87,12 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--task",
         metavar="TASK",
-        help="Head, e.g. ForMaskedLM. Default: that of config.json.",
+        help="Head, e.g. ForMaskedLM. Default: the head in config.json.",
     )
     group.add_argument(
         "--model_class",
         metavar="CLASS",
-        help="Model class, e.g. BertForMaskedLM. Default: that of config.json.",
+        help="Model class, e.g. BertForMaskedLM. Default: the class in config.json.",
     )
     group.add_argument(
         "--base", action="store_true", help="Convert the base model without a head (--task Model)."
@@ -229,7 +229,7 @@ def convert(
         dtype: Data type of the parameters. Default: as stored.
         max_shard_size: Maximum size of a weight file, in bytes or as a string such as ``"5GB"``.
         strict: Whether a missing, unexpected or mismatching tensor is an error.
-        task: Head, e.g. ``"ForMaskedLM"``. Default: that of config.json.
+        task: Head, e.g. ``"ForMaskedLM"``. Default: the head in config.json.
         model_class: Model class name, as an alternative to ``task``.
         overwrite: Whether to replace the model in a directory that is not empty.
         merge: Whether ``source`` is an adapter to merge with its base model.
@@ -373,8 +373,8 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: 
     Args:
         model: The model.
         report: The report of `FlaxPreTrainedModel.match_tensors`.
-        native: Whether the names of the tensors are those of the model's parameters. Otherwise
-            they are those of PyTorch.
+        native: Whether the tensors have the names of the model's parameters. Otherwise they have
+            PyTorch's names.
     """
     from hfseq.checkpoints.weights import describe_missing
 
@@ -392,7 +392,10 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport, native: 
             f"{key} and {other} have different values, but are one parameter of {name}"
             for key, other in (*report.conflicts, *report.unused_biases)
         ),
-        *(f"{key}: {name} computes different values" for key in report.derived),
+        *(
+            f"{key}: the values in the file differ from those that {name} computes"
+            for key in report.derived
+        ),
         *(
             f"{key}: unsupported dtype {dtype} of a parameter"
             for key, dtype in report.unsupported_dtypes.items()

@@ -26,7 +26,7 @@ hfseq evaluate my-chat --tasks gsm8k --apply_chat_template --output_file gsm8k.j
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``hfseq evaluate``, which have the same names as in the harness."""
+    """Adds the flags of ``hfseq evaluate``, whose names are those of lm-evaluation-harness."""
     parser.add_argument("model", metavar="DIR", help="Directory or Hub name of a causal LM.")
     group = parser.add_argument_group("tasks")
     group.add_argument(
@@ -45,7 +45,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--num_fewshot",
         type=int,
         metavar="N",
-        help="Few-shot examples per context. Default: that of the task.",
+        help="Few-shot examples per context. Default: the number that the task defines.",
     )
     group.add_argument(
         "--limit",
@@ -59,7 +59,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="Format contexts with the model's chat template.",
     )
     group = parser.add_argument_group("output")
-    add_json(group, "Print the results of the harness as JSON.")
+    add_json(group, "Print the results of lm-evaluation-harness as JSON.")
     flags.add_flag(
         group,
         "output_file",
@@ -72,7 +72,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluates the model and prints the results of the harness."""
+    """Evaluates the model and prints the results of lm-evaluation-harness."""
     problems = [
         f"--{name} {value} must be {rule}"
         for name, value, minimum, rule in (
@@ -133,7 +133,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 def find_tasks(names: list[str], include_path: str | None) -> tuple[Any, list[str]]:
     """Resolves task names.
 
-    Listing the thousands of tasks of the harness takes seconds. This is therefore skipped if
+    Listing the thousands of tasks of lm-evaluation-harness takes seconds. The list is not read if
     ``include_path`` and the files in ``names`` define all requested tasks.
 
     Args:

@@ -198,8 +198,8 @@ def template_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the values of the flags of `add_template_flags`, except ``--system``.
 
     Returns:
-        A dictionary with those of the keys ``chat_template``, ``chat_template_kwargs`` and
-        ``tools`` whose flags are set.
+        A dictionary with the keys ``chat_template``, ``chat_template_kwargs`` and ``tools``. Keys
+        whose flags are not set are omitted.
 
     Raises:
         UsageError: A file cannot be read, or its content is not valid.

@@ -87,7 +87,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
-    """Yields the label and the text of each row. A list has one line per element."""
+    """Yields the label and the text of each row of the report. Lists have one line per element."""
 
     def wrapped(text: str) -> list[str]:
         return textwrap.wrap(text, terminal_width() - 15, break_on_hyphens=False)
@@ -410,7 +410,7 @@ class Checkpoint:
 
 
 def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_name) -> list[str]:
-    """Returns the class that loads each head: the Auto class, or the model class without one."""
+    """Returns the class that loads each head: an Auto class or, if there is none, a model class."""
     return [
         f"Flax{auto(task)}" if task in TASKS else target_name(target)
         for task, target in spec.heads.items()

@@ -19,10 +19,10 @@ from hfseq.errors import UsageError
 
 EXAMPLES = """hfseq launch --num_processes 2 train clm --output_dir my-gpt2 --mesh fsdp=2 ...
 hfseq launch --num_processes 8 scripts/run_mlm_flax.py flags.yaml"""
-#: Flags and variables of a process that the command sets.
+#: Flags that the command sets in each process, as environment variables.
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "local_device_ids")
-# After the first process has failed, the others end within seconds by themselves, unless they still
-# wait for it to connect.
+# After a process has failed, the other processes end by themselves within seconds, unless they are
+# still waiting for the failed process to connect.
 GRACE_SECONDS, KILL_SECONDS = 15.0, 10.0
 
 
@@ -38,7 +38,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=int,
-        help="Port on which process 0 listens for the others. Default: a free port.",
+        help="Port on which process 0 listens for the other processes. Default: a free port.",
     )
     parser.add_argument(
         "program",
@@ -51,12 +51,13 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 def run_launch(arguments: argparse.Namespace) -> int:
     """Starts the processes, waits for them, and returns the exit code of the first that failed.
 
-    Signals are passed on, and process 0 prints to the output of this command. Lines of the others
-    are printed on the standard error output with their number.
+    Signals are passed on to the processes. Process 0 prints to the standard output of this command.
+    The output of each other process is printed to the standard error output, with the number of the
+    process before each line.
     """
     count, words = arguments.num_processes, arguments.program
     if count < 1:
-        raise UsageError(f"--num_processes {count}: use at least 1")
+        raise UsageError(f"--num_processes {count} must be at least 1")
     if not words:
         raise UsageError("no program: add a command, e.g. hfseq launch --num_processes 2 train mlm")
     for word in words:
@@ -64,7 +65,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{word}: hfseq launch sets this flag in each process; drop it")
     script = words[0].endswith(".py")
     if script and not os.path.isfile(words[0]):
-        raise UsageError(f"{words[0]}: there is no such script")
+        raise UsageError(f"the script {words[0]} does not exist")
     command = [sys.executable, *([] if script else ["-m", "hfseq.cli"]), *words]
     address = f"localhost:{arguments.port or free_port()}"
     devices = divide_gpus(count)
@@ -119,9 +120,9 @@ def divide_gpus(count: int) -> list[str]:
 class Children:
     """The started processes. They are stopped when the context ends.
 
-    Each process has its own session, so that Ctrl-C in a terminal reaches only this command, which
-    passes it on: the first signal to process 0, which stops all of them after the same step, and
-    further signals to all processes.
+    Each process has its own session, so that Ctrl-C in a terminal reaches only this command. This
+    command passes the first signal on to process 0, which stops all processes after the same step.
+    It passes further signals on to all processes.
 
     Args:
         command: The command of all processes.

@@ -69,7 +69,7 @@ FALLBACK_FLAGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "compression_ratio_threshold": (
         {},
-        "Highest compression ratio of a window's tokens; repetitions increase it.",
+        "Highest compression ratio of a window's tokens. Repeated tokens increase the ratio.",
     ),
     "logprob_threshold": ({}, "Lowest average log-probability of a window's tokens."),
     "no_speech_threshold": (
@@ -250,7 +250,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         problems.append("use either PROMPT, or --input_file and --whole_input, but not both")
     unused = [name for name in SAMPLING if name in options] if not arguments.do_sample else []
     if unused:
-        problems.append(f"--{unused[0]} requires --do_sample: it only affects sampling")
+        problems.append(f"--{unused[0]} requires --do_sample, because it only affects sampling")
     count = options.get("num_return_sequences", 1)
     if count > max(1, options.get("num_beams", 1)) and not arguments.do_sample:
         problems.append(
@@ -260,7 +260,9 @@ def run_generate(arguments: argparse.Namespace) -> int:
     template_flags = ("system", "chat_template", "chat_template_kwargs", "tools")
     unused = [name for name in template_flags if getattr(arguments, name) and not arguments.chat]
     if unused:
-        problems.append(f"--{unused[0]} requires --chat: other prompts are not formatted")
+        problems.append(
+            f"--{unused[0]} requires --chat, because the chat template is only used with --chat"
+        )
     if problems:
         raise UsageError("; ".join(problems))
     options |= flags.template_options(arguments)
@@ -329,7 +331,9 @@ def _generate(
     generator: Any = pipeline(task, arguments.model, precision=arguments.precision)
     is_causal = task == "text-generation"
     if arguments.chat and not is_causal:
-        raise UsageError(f"--chat requires a causal model, but {arguments.model} is none")
+        raise UsageError(
+            f"--chat requires a causal model, but {arguments.model} is an encoder-decoder"
+        )
     if (template := options.pop("chat_template", None)) is not None:
         generator.tokenizer.chat_template = template
     show_prompt = is_causal and not arguments.continuation_only and not arguments.chat
@@ -667,8 +671,8 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
 
     Args:
         parser: The parser of the command.
-        aliases: Whether to add the aliases of translate-ai's script. The model is then the first
-            positional argument, unless ``--checkpoint-file`` gives it.
+        aliases: Whether to add the aliases that the script of the translate-ai project defines. The
+            model is then the first positional argument, unless ``--checkpoint-file`` specifies it.
     """
     text = "Text to translate. Default: standard input."
     if aliases:
@@ -715,9 +719,10 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="How to handle a line that cannot be translated. report and skip write an empty line, "
-        "and exit with code 1 (report) or 0 (skip). replace translates lines with invalid UTF-8, "
-        "which it replaces by U+FFFD. stop exits at the first such line. Default: report.",
+        help="How to handle a line that cannot be translated. 'report': write an empty line, and "
+        "exit with code 1 at the end. 'skip': write an empty line, and exit with code 0. "
+        "'replace': replace invalid UTF-8 by U+FFFD, and translate the line. 'stop': exit at the "
+        "first such line. Default: report.",
     )
 
     group = parser.add_argument_group("search")

@@ -162,7 +162,7 @@ def prove(
             if result["status"] == "differs":
                 remedy = KNOWN_DIFFERENCES.get((consumer, model.config.model_type))
                 result["detail"] = remedy or result.get(
-                    "detail", "not a known difference of this program"
+                    "detail", "this difference is not a known problem of the program"
                 )
             results.append({"name": label, **result})
     return {

@@ -186,7 +186,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Prints the results and the different flags of runs, and plots their curves."""
+    """Prints the results of runs and the flags that differ between them, and plots their curves."""
     if len(arguments.directories) < 2:
         raise UsageError(
             "hfseq compare requires at least two runs; use `hfseq report DIR` for a single run"

@@ -22,7 +22,7 @@ TEXT_INPUT = (
 
 
 def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: bool = True) -> None:
-    """Adds the flags of input, output and model.
+    """Adds the flags for the input, the output and the model.
 
     Args:
         parser: The parser of the command.
@@ -46,9 +46,10 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="How to handle an invalid input. report and skip write an empty line, and exit with "
-        "code 1 (report) or 0 (skip). replace processes lines with invalid UTF-8, which it "
-        "replaces by U+FFFD. stop exits at the first invalid input. Default: report.",
+        help="How to handle an invalid input. 'report': write an empty line, and exit with code 1 "
+        "at the end. 'skip': write an empty line, and exit with code 0. 'replace': replace invalid "
+        "UTF-8 by U+FFFD, and process the line. 'stop': exit at the first invalid input. Default: "
+        "report.",
     )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
@@ -134,7 +135,7 @@ def _run(
 
 
 def _line(text: str) -> str:
-    """Joins the lines of a text."""
+    """Joins the lines of a text into one line."""
     return " ".join(text.split())
 
 
@@ -352,8 +353,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pooling",
         metavar="NAME",
-        help="Pooling, e.g. mean, cls, max or lasttoken. Default: from the sentence-transformers "
-        "files.",
+        help="Pooling, e.g. mean, cls, max or lasttoken. Default: the pooling in the files of "
+        "sentence-transformers.",
     )
     group.add_argument(
         "--normalize", action="store_true", help="Normalize the vectors to length 1."
@@ -370,8 +371,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--task",
         choices=("query", "document"),
-        help="Encode the texts as queries or as documents, with the prompt of this name. Default: "
-        "neither.",
+        help="Encode the texts as queries or as documents. The model's prompt with this name "
+        "precedes each text. Default: neither.",
     )
     group.add_argument(
         "--quantize",

@@ -59,7 +59,7 @@ class TokenizerArguments(CheckedArguments):
     lowercase: bool = option(False, "Convert the text to lower case.")
     normalizer: str | None = option(None, "Unicode normalization: nfc, nfkc, nfd or nfkd.")
     model_max_length: PositiveInt | None = option(
-        None, "Maximum input length in tokens. Default: that of the family."
+        None, "Maximum input length in tokens. Default: the maximum of the family."
     )
     config_name: str | None = option(
         None,
@@ -78,11 +78,11 @@ class TokenizerArguments(CheckedArguments):
         self.algorithm = self.vocabulary or self.algorithm
 
     def problems(self) -> Iterator[str]:
-        """Yields a problem if both names of the algorithm flag have different values."""
+        """Yields a problem if `--algorithm` and its alias `--vocabulary` have different values."""
         if self.vocabulary and self.algorithm not in (None, self.vocabulary):
             yield (
                 f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: use "
-                "one of them"
+                "only one of them"
             )
 
 

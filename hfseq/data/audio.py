@@ -198,7 +198,7 @@ class Spectrograms:
 
     Attributes:
         ends: Number of frames of each file.
-        shape: Shape of the array. The number of frames is that of the longest file.
+        shape: Shape of the array. Its number of frames is the number of frames of the longest file.
     """
 
     ndim = 3

@@ -473,7 +473,7 @@ class ContinuousBatches(Batches):
         super().__init__(rows, batch_size, seed, shuffle=False)
         if not isinstance(rows, PackedRows):
             raise UsageError(
-                "--state_reset never requires continuous text, but these rows are independent "
+                "`--state_reset never` requires continuous text, but these rows are independent "
                 "(e.g. images): drop the flag"
             )
         self.text = rows
@@ -481,7 +481,8 @@ class ContinuousBatches(Batches):
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row index of each position, and whether the row is valid.
 
-        The last part can be shorter than the others. Its position is invalid after its last row.
+        The last part of the text can be shorter than the other parts. After its last row, the
+        position of the batch that reads this part is invalid.
         """
         begins = np.arange(self.batch_size, dtype=np.int64) * self.steps
         order = (begins + step) % (self.batch_size * self.steps)

@@ -317,12 +317,13 @@ def problem_type(
         if arguments.task_type or not all(has_lists.values()):
             other = next((split for split, lists in has_lists.items() if not lists), None)
             conflict = (
-                f"--task_type {arguments.task_type}" if other is None else f"the {other} split"
+                f"--task_type {arguments.task_type} requires"
+                if other is None
+                else f"the {other} split has"
             )
             raise DataError(
                 "the labels are lists, which means multi-label classification, but "
-                f"{conflict} has or requires one label per example: use lists in all splits, "
-                "without --task_type"
+                f"{conflict} one label per example: use lists in all splits, without --task_type"
             )
         return MULTI_LABEL
     if arguments.task_type:

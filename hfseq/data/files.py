@@ -1,4 +1,4 @@
-"""Data files: finding, opening and decompressing them, and locating errors in them."""
+"""Finds, opens and decompresses data files, and locates errors in them."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def open_binary(file: str) -> Iterator[Any]:
 
 
 class GuardedStream(io.RawIOBase):
-    """A decompressed stream that raises if it is much larger than the compressed data.
+    """A decompressed stream that raises an error if it is much larger than the compressed data.
 
     Args:
         stream: The decompressed stream.
@@ -446,7 +446,7 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
 def explain_load_error(
     error: Exception, files: Sequence[str], builder: str, flag: str
 ) -> DataError:
-    """Returns an error that locates the problem in one of `files` that made `datasets` fail."""
+    """Returns an error that says in which of `files`, and in which line, `datasets` failed."""
     for file in files:
         try:
             if builder != "parquet":

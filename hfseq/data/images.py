@@ -165,7 +165,7 @@ class DecodedImages:
     Attributes:
         pixel_values: Model inputs, float32 `(images, channels, height, width)`. Zero for unreadable
             images.
-        reasons: The reason why an image cannot be read, or `None`, for each image.
+        reasons: For each image, the reason why it cannot be read, or `None`.
     """
 
     pixel_values: np.ndarray

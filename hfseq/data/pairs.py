@@ -230,7 +230,7 @@ class PairStore:
 
     @property
     def sides(self) -> tuple[PairSide, PairSide]:
-        """Source and target."""
+        """The source sentences and the target sentences."""
         return self.source, self.target
 
     @property

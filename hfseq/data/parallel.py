@@ -1,5 +1,4 @@
-"""Parallel text: loading pairs of source and target sentences, cleaning them, and storing them on
-disk.
+"""Loads pairs of source and target sentences (parallel text), cleans them, and stores them on disk.
 
 Pairs come from tables, aligned text files, prepared TFDS directories, the Hub or a plugin.
 """
@@ -245,7 +244,8 @@ def _pair_files(
                 continue
             raise DataError(
                 f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
-                f"name the files of a pair corpus.{sides.source} and corpus.{sides.target}"
+                f"use names such as corpus.{sides.source} and corpus.{sides.target} for the two "
+                "files of a pair"
             )
         other = by_stem.setdefault(stem, {}).setdefault(side, file)
         if other != file:

@@ -124,7 +124,8 @@ def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | No
         end: End of the span (exclusive).
 
     Returns:
-        The indices of both tokens, or `None` if the window does not contain the complete span.
+        The indices of the first and the last token, or `None` if the window does not contain the
+        complete span.
     """
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > start or offsets[inside[-1], 1] < end:
@@ -218,7 +219,10 @@ def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | N
         return "it has no answer (allowed with --version_2_with_negative)"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0 or not text:
-            return f"the answer {text!r:.60} at {start!r} is not a text with a character position"
+            return (
+                f"the answer {text!r:.60} must be a non-empty text, and its answer_start "
+                f"{start!r} must be a character position"
+            )
         if context[start : start + len(text)] != text:
             actual_text = context[start : start + len(text)]
             return (

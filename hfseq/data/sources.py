@@ -1,6 +1,7 @@
 """Loads documents from plugins, the Hub or files and divides them into splits.
 
-Also reads raw text and arrays, which have no documents, and images or audio in datasets.
+The module also reads raw text and arrays, which are not divided into documents, and the images or
+audio of datasets.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ def _is_between(text: str | None, low: int, high: int, inside: bool) -> bool:
         text: The document.
         low: Lower bound in percent (inclusive).
         high: Upper bound in percent (exclusive).
-        inside: Whether to return true for documents inside or outside of the range.
+        inside: Whether to return true for documents inside of the range. Otherwise the result is
+            true for documents outside of the range.
     """
     digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
     return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == inside
@@ -704,7 +706,8 @@ class RawText(_ArrayRange):
 
         See `tokenize.count_words`.
         """
-        text = "".join(self.pieces("--word_perplexity", "word counts require text: drop the flag"))
+        advice = "counting words requires text: drop --word_perplexity"
+        text = "".join(self.pieces("--word_perplexity", advice))
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         return len(text.split()) + ends
 
@@ -752,7 +755,10 @@ class ByteArrays(_ArrayRange):
         """
         label = f"{flag} {' '.join(names)}"
         if len(names) > 1:
-            raise DataError(f"{label}: specify one array file (.npy or .npz)")
+            raise DataError(
+                f"{label}: there are {len(names)} files, but only one array file (.npy or .npz) is "
+                "supported"
+            )
         if not names[0].lower().endswith(ARRAY_EXTENSIONS) or "://" in names[0]:
             raise DataError(
                 f"{label} is not a local .npy or .npz file, but all splits must be arrays if one "

@@ -198,7 +198,7 @@ def write_once(
 
     The files are written to a temporary directory that is renamed at the end, so that a killed
     process or a full disk never leaves incomplete data at `path`. If several processes call this
-    function, one of them writes the data and the others wait.
+    function, one of them writes the data, and the other processes wait.
 
     Args:
         path: The directory.

@@ -161,9 +161,9 @@ class StreamingBatches:
     def _load(self) -> tuple[PackedRows | LineRows, dict | None]:
         """Reads the block that starts at `self._start`, and returns the start of the next block.
 
-        A start consists of "source", the state of the source before a chunk of documents, and
-        "skip", the number of tokens at the beginning of this chunk that belong to earlier blocks.
-        With `line_by_line`, "skip" is a number of documents instead.
+        A start is a dictionary with two entries. "source" is the state of the source before a chunk
+        of documents. "skip" is the number of tokens at the beginning of this chunk that belong to
+        earlier blocks. With `line_by_line`, "skip" is a number of documents instead.
         """
         block_size = self.block_rows * (1 if self.line_by_line else self.length)
         skip, available, chunks, next_start = self._start["skip"], -self._start["skip"], [], None

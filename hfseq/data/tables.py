@@ -504,7 +504,7 @@ class JsonTable(TableFile):
         self.unit = "row" if first.lstrip().startswith("[") else "line"
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the objects with their numbers."""
+        """Yields the objects with the number of their line, or their number in a JSON array."""
         lines: Iterable[str] = files.read_lines(self.file, self.flag)
         array = self.unit == "row"
         for start, text in enumerate(["".join(lines)] if array else lines, 1):
@@ -537,7 +537,7 @@ class JsonTable(TableFile):
                 yield entry_number, entry
 
     def table(self, arguments: TableArguments) -> Table:
-        """Reads all objects. Missing values are `None`."""
+        """Reads all objects into columns. Missing values are `None`."""
         rows = list(self.records())
         names = dict.fromkeys(name for _, record in rows for name in record)
         columns = {name: [record.get(name) for _, record in rows] for name in names}
@@ -606,7 +606,7 @@ class ParquetTable(TableFile):
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
 
     def table(self, arguments: TableArguments) -> Table:
-        """Reads all rows."""
+        """Reads all rows into columns, as `TableFile.table` describes."""
         from datasets import Features
 
         try:

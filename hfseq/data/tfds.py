@@ -143,7 +143,9 @@ def split_origin(name: str, flag: str, arguments: TranslationArguments, split: s
 def _find(name: str, flag: str) -> tuple[_PreparedDataset, str | None]:
     match = _NAME.match(name)
     if not match:
-        raise UsageError(f"{flag}: expected {TFDS_PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
+        raise UsageError(
+            f"{flag}: '{name}' does not have the form {TFDS_PREFIX}NAME/CONFIG[:VERSION][#SPLIT]"
+        )
     root = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     path = match["path"].rstrip("/")
     directories = [path, f"{root.rstrip('/')}/{path}"] if "/" in path else [f"{root}/{path}"]
@@ -322,8 +324,8 @@ class _OtherFormat:
         except ImportError as error:
             problem = import_problem(error, "tensorflow_datasets", "hfseq[tfds]")
             raise DataError(
-                f"{self.flag}: {self.directory} is stored as {self.format}, which {problem}. Only "
-                "data in the tfrecord format does not require this package"
+                f"{self.flag}: {self.directory} is stored as {self.format}, which {problem}. "
+                "Datasets in the tfrecord format do not require this package"
             ) from error
         except NotImplementedError as error:
             raise DataError(

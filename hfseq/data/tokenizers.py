@@ -369,8 +369,8 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
     ids, other = (t(sample)["input_ids"] for t in (tokenizer, loaded))
     if ids != other or len(loaded) != len(tokenizer):
         raise UsageError(
-            f"AutoTokenizer loads {directory} as {type(loaded).__name__}, which returns "
-            "different ids"
+            f"AutoTokenizer loads {directory} as {type(loaded).__name__}, which does not return "
+            "the same token IDs as the saved tokenizer"
         )
     return loaded
 

@@ -122,7 +122,7 @@ class BeamSearch(Search):
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
-        """Returns a scalar, whether the search can still find a better result."""
+        """Returns a boolean scalar: whether the search can still find a better result."""
         improvable = state.improvable.any()
         if self.options.early_stopping is True:
             improvable &= ~state.is_finished.all()
@@ -172,9 +172,12 @@ class BeamSearch(Search):
         """Scores the next tokens.
 
         Returns:
-            A tuple of the processed log-probabilities, `(rows, vocab_size)`, the maxima of their
-            blocks (:mod:`hfseq.nn.cpu`) or `None` if they are not used, the next inputs of the
-            model, and the recorded values.
+            A tuple with four entries:
+
+            - The processed log-probabilities, `(rows, vocab_size)`.
+            - The maxima of their blocks (:mod:`hfseq.nn.cpu`), or `None` if they are not used.
+            - The next inputs of the model.
+            - The recorded values.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.next_logits(take_column(flat, state.length - 1), state.inputs)

@@ -261,7 +261,7 @@ def run_steps(
 
 
 class Programs(dict):
-    """The compiled programs of one model. Copies and pickles of the model start without any."""
+    """The compiled programs of one model. They are not part of copies and pickles of the model."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Programs:
         return Programs()

@@ -439,7 +439,7 @@ LENGTH_AND_PROMPT_OPTIONS = {
 }
 
 #: The advice for options that only change the speed.
-SLOWER_ONLY = "leave it out; the text is the same, but generation is slower"
+SLOWER_ONLY = "leave it out: it makes generation faster, but does not change the text"
 #: Unsupported options. Each value is a pair: the values of the option that are accepted because
 #: they have no effect, and what to use instead.
 UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -562,8 +562,8 @@ def _decoder_start_token_id(model: GenerativeModel, config: GenerationConfig) ->
     """Returns the first decoder token, or `None` if it is not defined.
 
     The token is read from the generation configuration, or if it is missing there, from the model's
-    configuration, which training uses too. If both do not contain it, the BOS token is used, as in
-    PyTorch.
+    configuration, which training uses too. If neither of them contains the token, the BOS token is
+    used, as in PyTorch.
     """
     values = (
         config.decoder_start_token_id,

@@ -89,7 +89,7 @@ class FlaxBeamSearchOutput(FlaxModelOutput):
 
 
 def row_keys(key: jax.Array, rows: int, step: Length) -> jax.Array:
-    """Returns a PRNG key for each row at this step."""
+    """Returns a PRNG key for each row, which is different at each step."""
     at_step = jax.random.fold_in(key, step)
     return jax.vmap(jax.random.fold_in, (None, 0))(at_step, jnp.arange(rows))
 
@@ -382,11 +382,11 @@ class TokenSearch(Search):
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:
-        """Returns a scalar, whether any row still needs a token."""
+        """Returns a boolean scalar: whether any row still needs a token."""
         return (state.length < self.operands.stop_length) & ~state.finished.all()
 
     def done(self, state: SearchState) -> jax.Array:
-        """Returns for each row whether the search has finished it, `(rows,)`."""
+        """Returns for each row whether it needs no further tokens, `(rows,)`."""
         return state.finished
 
     def advance(self, state: SearchState) -> SearchState:

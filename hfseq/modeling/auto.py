@@ -190,9 +190,10 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         Args:
             pretrained_model_name_or_path: A directory or a repository.
             *model_args: Positional arguments of the model class.
-            bridge: True runs the PyTorch code of Transformers in JAX (docs/bridge.md), which needs
-                PyTorch. ``"auto"`` does so if hfseq has no Flax class for the checkpoint. For a
-                directory with programs of ``hfseq bridge export``, this is the default.
+            bridge: ``True`` runs the PyTorch code of Transformers in JAX (docs/bridge.md), which
+                needs PyTorch. ``"auto"`` uses the bridge only if hfseq has no Flax class for the
+                checkpoint. The default is ``False``, except for a directory that contains programs
+                of ``hfseq bridge export`` and for which hfseq has no Flax class.
             **kwargs: Arguments that are attributes of the configuration override these attributes.
                 All other arguments are passed to the model class.
 
@@ -263,7 +264,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
 
 
 def _has_programs(source: str) -> bool:
-    """Returns whether a directory has programs of ``hfseq bridge export``."""
+    """Returns whether a directory contains programs that ``hfseq bridge export`` wrote."""
     return os.path.isfile(os.path.join(source, "bridge", "index.json"))
 
 
@@ -396,12 +397,12 @@ def load(auto_class: Any, name: str, **options: Any) -> Any:
         package = error.name if isinstance(error, ModuleNotFoundError) else None
         if re.search("requires the sentencepiece", str(error), re.I):
             package = "sentencepiece"
-        problem = "requires a package " + (
-            f"that is not installed: pip install {package}"
+        problem = (
+            f"is not installed: pip install {package}"
             if package
-            else f"whose import fails: {first_line(error)}"
+            else f"cannot be imported: {first_line(error)}"
         )
-        raise CheckpointError(f"'{name}' {problem}") from error
+        raise CheckpointError(f"'{name}' requires a package that {problem}") from error
     except Exception as error:  # tokenizers raises plain exceptions
         first = first_line(error)
         raise CheckpointError(f"{auto_class.__name__} cannot load '{name}': {first}") from error

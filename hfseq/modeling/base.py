@@ -228,7 +228,7 @@ class FlaxModel(FlaxGenerationMixin):
         if cls.module_class is not None and cls.__module__ in sys.modules:
             name = f"{cls.__name__.removesuffix('Model')}Module"
             content = {
-                "__doc__": f"The structure of {cls.__name__} with Linen's init and apply.",
+                "__doc__": f"The module of {cls.__name__}, with Linen's methods init and apply.",
                 "__module__": cls.__module__,
                 "model_class": cls,
             }
@@ -306,7 +306,7 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def __dir__(self) -> list[str]:
-        """Returns the public names for users, without class attributes for authors of models."""
+        """Returns the public attribute names. Class attributes for model authors are left out."""
         author_names = {
             name
             for owner in type(self).__mro__
@@ -372,21 +372,23 @@ class FlaxModel(FlaxGenerationMixin):
         )
 
     def update_from_nnx(self, module: NNXModule) -> None:
-        """Sets the parameters and collections to those of a module from :meth:`nnx`.
+        """Copies the parameters and collections of a module from :meth:`nnx` to the model.
 
         Args:
             module: The module.
 
         Raises:
-            UsageError: The module has another structure.
+            UsageError: The parameters of the module have other names or shapes than those of the
+                model.
         """
         _, params, extra = trees.split(module)
         new_params = trees.to_dict(params)
         shapes = {path: leaf.shape for path, leaf in trees.flatten(new_params).items()}
         if shapes != {path: leaf.shape for path, leaf in self._paths.items()}:
             raise UsageError(
-                f"update_from_nnx requires a module of {type(self).__name__} from model.nnx(), not "
-                f"{type(module).__name__} with other parameters"
+                f"update_from_nnx requires a module of {type(self).__name__}, such as model.nnx() "
+                f"returns, but the parameters of this {type(module).__name__} have other names or "
+                "shapes"
             )
         self._params, self._is_initialized = new_params, True
         self.extra = trees.by_collection(extra)
@@ -963,7 +965,7 @@ class FlaxModel(FlaxGenerationMixin):
         """Initializes the collections without computing the parameters.
 
         Args:
-            rng: A PRNG key. The collections equal those of a model initialized with this key.
+            rng: A PRNG key. A model that is initialized with this key has the same collections.
         """
         if not self._extra_types:
             return {}
@@ -1014,7 +1016,7 @@ class _Structure:
 
     @staticmethod
     def unflatten(structure: _Structure, arrays: tuple[Any, Any]) -> FlaxModel:
-        """Returns a model with the structure and other arrays."""
+        """Returns a model with this structure and the given arrays."""
         model = object.__new__(type(structure.model))
         vars(model).update(vars(structure.model))
         model._params, model.extra = arrays
@@ -1122,7 +1124,8 @@ class FlaxModule:
     def _channels_first(inputs: dict[str, Any]) -> dict[str, Any]:
         """Transposes images from channels last to channels first.
 
-        In Transformers 4, modules received channels last, and model classes channels first.
+        In Transformers 4, modules received images with channels last, and model classes received
+        images with channels first.
         """
         if inputs.get("pixel_values") is None:
             return inputs

@@ -37,7 +37,8 @@ REFUSED = {
     "load_in_4bit": _QUANTIZATION,
     "quantization_config": _QUANTIZATION,
     "variant": "pass the file itself, for example DIR/model.fp16.safetensors with config=DIR",
-    "target_lang": "load the checkpoint of the language, or merge its adapter in PyTorch first",
+    "target_lang": "load a checkpoint that was saved for this language, or load the adapter of "
+    "the language in PyTorch and save the model",
     "key_mapping": "set weight_synonyms in the model class (docs/model_class.md)",
     "tp_plan": _MESH,
     "tp_size": _MESH,

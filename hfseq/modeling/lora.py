@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021): which layers are adapted, and files in PEFT's format.
+"""Low-rank adapters (LoRA; Hu et al., 2021), and their files in PEFT's format.
 
 An adapted model adds the product of two low-rank matrices to each targeted kernel. The parameters
 of the base model and of the adapters are in one tree. :func:`trainable_paths` returns the paths of
@@ -259,7 +259,7 @@ class LoraConfig:
         return number in ([layers] if isinstance(layers, int) else layers)
 
     def is_fully_saved(self, name: str) -> bool:
-        """Returns whether ``modules_to_save`` includes a module or parameter, or a parent of it."""
+        """Returns whether ``modules_to_save`` includes a module or parameter, or its parent."""
         parts = name.split(".")
         modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
         # As in PEFT, the string "norm" also matches the end of "input_layernorm".
@@ -450,7 +450,11 @@ def _add_expert_adapters(
         ends = sorted({name.split(".", 3)[-1] for name in kernels})
         raise UsageError(
             f"target_parameters {', '.join(absent)}: no kernel of experts of this model matches. "
-            f"The names of these kernels end with {', '.join(ends) or 'nothing, it has no experts'}"
+            + (
+                f"The names of these kernels end with {', '.join(ends)}"
+                if ends
+                else "The model has no experts"
+            )
         )
     adapted = {}
     for name, (path, part, kernel) in kernels.items():
@@ -465,8 +469,8 @@ def _add_expert_adapters(
 def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> LoraConfig:
     """Replaces layer names in PyTorch files by the names in PyTorch's module tree.
 
-    For some classes these names differ. In ``target_modules`` and ``exclude_modules``, users may
-    pass either of them.
+    For some classes, the two names of a layer differ. In ``target_modules`` and
+    ``exclude_modules``, users may pass either name.
 
     Args:
         config: The configuration.
@@ -721,9 +725,9 @@ _EXPERT_ADAPTER = "_adapter"
 def _peft_expert_names(names: weights.WeightMap) -> dict[str, str]:
     """Maps the names of the adapters of experts to PEFT's names, without their common prefix.
 
-    PEFT wraps the module of the experts once per adapted kernel, so the names of the matrices
-    consist of the name of the module and the number of wrappers around the kernel's wrapper. The
-    first kernel is in the innermost wrapper.
+    PEFT wraps the module of the experts once per adapted kernel. The first kernel is in the
+    innermost wrapper. The name of a matrix consists of the name of the module, followed by
+    ``.base_layer`` for each wrapper around the wrapper of its kernel.
     """
     modules: dict[str, dict[str, list[str]]] = {}
     for slot in names.slots:

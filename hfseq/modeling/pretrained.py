@@ -206,7 +206,9 @@ class Sidecar:
         for name, size in measured.items():
             ours = sizes.get(name.removeprefix(prefix), size)
             if ours != size:
-                problems.append(f"  {name}: measured on a kernel {size}, but this kernel is {ours}")
+                problems.append(
+                    f"  {name}: measured on a kernel {size}, but this model's kernel is {ours}"
+                )
         if problems:
             omitted = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
             raise WeightsError(
@@ -659,9 +661,10 @@ class FlaxPreTrainedModel(FlaxModel):
         )
 
     def _fallbacks(self) -> dict[str, list[str]]:
-        """Returns, for PyTorch names, the names of tensors to read if the tensor is missing.
+        """Returns, for each PyTorch name, the names of tensors to read if this tensor is missing.
 
-        In an untied model, each tensor that the configuration ties can replace the others.
+        In an untied model, each of the tensors that the configuration ties can replace the other
+        tensors.
         """
         fallbacks = {name: [other] for name, other in self.weight_fallbacks.items()}
         if not self._untied:
@@ -678,7 +681,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def _read(
         self, read: _CheckpointReader, sharding: ShardingFn | None, param_dtype: DTypeLike | None
     ) -> dict[str, Any]:
-        """Reads every matched parameter and initializes the others."""
+        """Reads every parameter that matches a tensor, and initializes all other parameters."""
         flat = {
             path: read(path, leaf.shape, param_dtype, sharding)
             for path, leaf in self._stored_params.items()
@@ -757,7 +760,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return dict(zip(paths, values, strict=True))
 
     def _read_extra(self, read: _CheckpointReader, sharding: ShardingFn | None) -> dict[str, Any]:
-        """Reads the stored variables of the collections and initializes the others."""
+        """Reads the stored variables of the collections, and initializes all other variables."""
         flat = {name: trees.flatten(tree) for name, tree in self.init_extra(self.key).items()}
         for path, (name, leaf) in self._stored_paths().items():
             if path not in read.missing:
@@ -885,7 +888,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def _load_adapter_generation_config(self, source: str, download: Mapping[str, Any]) -> None:
         """Loads the generation options that an adapter was saved with, if it has any.
 
-        Training may have set a different end-of-sequence token from that of the base model.
+        Training may have replaced the end-of-sequence token of the base model by a different one.
         """
         if not self.can_generate() or not configs.fetcher(source, download)(
             "generation_config.json"
@@ -1085,7 +1088,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return model
 
     def _like(self, **changes: Any) -> Any:
-        """Returns a model without parameters, with the options of this model except ``changes``."""
+        """Returns a model without parameters, with this model's options updated by ``changes``."""
         model = type(self)(
             self.config,
             seed=self.seed,
@@ -1114,9 +1117,9 @@ class FlaxPreTrainedModel(FlaxModel):
     module_weights: Mapping[trees.Path, np.ndarray] = {}
 
     def set_source(self, source: str, **download: Any) -> None:
-        """Sets the source of a model that is loaded in another way than by ``from_pretrained``.
+        """Sets the source of a model that was not loaded by ``from_pretrained``.
 
-        The model then uses the settings in the files of sentence-transformers there.
+        The model then uses the settings in sentence-transformers' files at this source.
 
         Args:
             source: A directory or repository.
@@ -1288,7 +1291,8 @@ class FlaxPreTrainedModel(FlaxModel):
         ``save_pretrained`` writes them, and ``from_pretrained`` compares the computed tensors with
         the checkpoint.
 
-        The default are the counters of batches of PyTorch's batch norms, which hfseq does not use.
+        By default, these tensors are the batch counters of PyTorch's batch norms, which hfseq does
+        not use.
         """
         means = [
             path

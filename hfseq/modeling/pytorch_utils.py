@@ -1,8 +1,8 @@
 """Functions of Transformers 4 that convert between PyTorch models in memory and Flax parameters.
 
-They are for programs that have both models in memory and that import these functions from
-Transformers 4's `modeling_flax_pytorch_utils`. Checkpoints do not need them, because
-`from_pretrained` and `save_pretrained` read and write PyTorch's format.
+The functions are for programs that have a PyTorch model and a Flax model in memory, and import
+these functions from Transformers 4's `modeling_flax_pytorch_utils`. Checkpoints need no conversion,
+because `from_pretrained` and `save_pretrained` read and write PyTorch's format.
 """
 
 from __future__ import annotations

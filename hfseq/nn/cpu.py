@@ -23,9 +23,10 @@ from hfseq.nn.visible import Visibility
 def is_single_cpu() -> bool:
     """Returns whether the only device is a CPU.
 
-    Only in this case do the functions of this module split the work into parts that fit into the
-    CPU's caches. Accelerators do not need this, because XLA fuses passes over memory there. With
-    several devices, the mesh already splits the batch, and a second split would conflict with it.
+    If the result is false, the functions of this module do not split the work into parts that fit
+    into the CPU's caches. On accelerators, XLA fuses passes over memory, so splitting the work has
+    no advantage. With several devices, the mesh already splits the batch, and a second split would
+    conflict with the split of the mesh.
     """
     return platform() == "cpu" and jax.device_count() == 1
 
@@ -322,7 +323,7 @@ class LogitsProcessor(Protocol):
 
 
 def block_width(size: int) -> int | None:
-    """Returns the largest block width that divides the vocabulary size, or `None` without one."""
+    """Returns the largest block width that divides the vocabulary size, or `None`."""
     widths = range(min(MAX_WIDTH, size // 4), MIN_WIDTH - 1, -1)
     return next((width for width in widths if size % width == 0), None)
 

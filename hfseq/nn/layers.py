@@ -244,7 +244,7 @@ class Conv(nnx.Module):
         size = tuple(kernel_size)
         if in_features % groups or out_features % groups:
             raise UsageError(
-                f"{groups} groups do not divide {in_features} and {out_features} channels"
+                f"{groups} groups do not divide {in_features} and {out_features} channels evenly"
             )
         shape = (*size, in_features // groups, out_features)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
@@ -541,7 +541,7 @@ class GroupNorm(nnx.Module):
         channels_first: bool = False,
     ):
         if features % groups:
-            raise UsageError(f"{groups} groups do not divide {features} channels")
+            raise UsageError(f"{groups} groups do not divide {features} channels evenly")
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
         self.groups, self.epsilon, self.channels_first = groups, epsilon, channels_first
@@ -704,7 +704,7 @@ class DropPath(Dropout):
 
 
 def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
-    """Sets each element to zero with probability `rate` and scales the others up.
+    """Sets each element to zero with probability `rate`, and scales up all other elements.
 
     The rate is rounded to a multiple of 2**-16.
     """

@@ -342,7 +342,7 @@ def _yarn(
     """Returns the result of `inverse_frequencies` for YaRN (Peng et al., 2023).
 
     Low frequencies are divided by `factor`, and high frequencies do not change. In between, the
-    result is a linear combination of both.
+    result is a linear combination of the divided and the unchanged frequency.
     """
     trained_length = rope["original_max_position_embeddings"]
     factor = rope["factor"] or max_positions / trained_length

@@ -32,7 +32,7 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 
 # Attribute names of the projections of an attention layer, in the order in which they are stacked.
 PROJECTION_GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
-# Paths of cross-attention layers, where the input of the query differs from that of key and value.
+# Paths of cross-attention layers, whose queries have a different input from keys and values.
 CROSS_ATTENTION_PATH = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 

@@ -96,7 +96,7 @@ class Keys:
         return self.draw(shape).all()
 
     def draw(self, shape: tuple[int, ...]) -> LazyBits:
-        """Counts a use and returns uint16 bits that are computed later, completely or in parts."""
+        """Returns random uint16 bits that are computed later. The call counts as one use."""
         self.count += 1
         words = jax.random.key_data(self.key)
         rows = words.shape[0] if self.key.ndim else 1

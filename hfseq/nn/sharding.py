@@ -20,7 +20,7 @@ raised. The tactics are:
   dimensions. `expert` splits the experts, and `tensor` splits the second (column) or third (row)
   dimension.
 * `expert_column_bias`, `expert_bias`: the biases of all experts. `expert` splits the experts, and
-  `tensor` splits the second dimension of the former.
+  `tensor` splits the second dimension of an `expert_column_bias`.
 * `vector`: normalization parameters and other biases.
 * `replicated`: a parameter that is not split.
 
@@ -246,7 +246,7 @@ def check_heads(model: HasHeads, mesh: Mesh) -> None:
             fits = [n for n in range(1, heads + 1) if heads % n == 0]
             raise UsageError(
                 f"--mesh tensor={tensor_shards} does not divide the {heads} attention heads of the "
-                f"configuration ({name}). Set tensor to one of {', '.join(map(str, fits))}"
+                f"configuration ({name}) evenly. Set tensor to one of {', '.join(map(str, fits))}"
             )
 
 
@@ -658,7 +658,8 @@ def map_over_rows(
 def _move(x: jax.Array, to: NamedSharding | None, back: NamedSharding | None) -> jax.Array:
     """Sets the sharding of `x` to `to` and the sharding of its gradient to `back`.
 
-    If the forward pass gathers, the backward pass scatters, and vice versa.
+    If the forward pass gathers, the backward pass scatters. If the forward pass scatters, the
+    backward pass gathers.
     """
     return x if to is None else jax.lax.with_sharding_constraint(x, to)
 

@@ -280,8 +280,8 @@ def visible_across(
         segment_ids: Segment numbers of the encoder's tokens, `(batch, keys)`.
         decoder_segment_ids: Segment numbers of the decoder's tokens, `(batch, queries)`. If both
             `segment_ids` and `decoder_segment_ids` are passed, a decoder token sees only encoder
-            positions with the same segment number. If one of them is `None`, the other one is
-            ignored.
+            positions with the same segment number. If one of these two arguments is `None`, the
+            other argument is ignored.
 
     Returns:
         The `Visibility`, or `None` if all keys are visible.

@@ -165,8 +165,9 @@ class AuxiliaryModel:
         source: Directory or Hub name of the model. `None` means the weights from which the run
             starts. If the run trains an adapter, the model then shares the parameters of the base
             model with the trained model.
-        head: Suffix of the model class, such as "ForCausalLM". Default: that of the objective.
-        dtype: Dtype of the parameters. Default: that of the trained model.
+        head: Suffix of the model class, such as "ForCausalLM". Default: the suffix of the class
+            that the objective trains.
+        dtype: Dtype of the parameters. Default: the dtype of the trained model's parameters.
         flag: The flag that names the model, for messages.
     """
 
@@ -211,7 +212,8 @@ class ProcessorPair:
     def save_pretrained(self, folder: str | Path) -> None:
         """Saves the processor and the tokenizer in ``folder``.
 
-        ``AutoProcessor`` can load both, and the Auto class of each can load one of them.
+        ``AutoProcessor`` loads the processor together with the tokenizer. The Auto class of the
+        processor loads only the processor, and ``AutoTokenizer`` only the tokenizer.
         """
         self.input_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -280,9 +282,9 @@ class SkippedExamplesMixin:
             num_read: Number of these examples that could be read.
 
         Returns:
-            Whether a whole global batch could not be read. This is the case if the number of
-            unreadable examples since the last batch with a readable example has reached the number
-            of examples that all processes together have in a batch.
+            Whether a whole global batch could not be read. To determine this, the method counts the
+            unreadable examples since the last batch with a readable example. The result is true if
+            their number has reached the number of examples in a batch of all processes.
         """
         counts = self.__dict__.setdefault("_unread", {})
         counts[split] = 0 if num_read else counts.get(split, 0) + num_valid
@@ -553,7 +555,7 @@ class Objective:
     def card_rows(
         self, counts: Mapping[str, Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Returns the rows of the table "Method" in the model card. Without rows, it has no table.
+        """Returns the rows of the table "Method" in the model card, or no rows to omit the table.
 
         Args:
             counts: The statistics of each split that :meth:`make_rows` returned.

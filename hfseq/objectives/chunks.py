@@ -30,7 +30,7 @@ class Sharded(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """The number of parts into which the mesh splits the rows."""
         return sharding.data_shards(self.mesh)
 
     def constrain(self, x: jax.Array, axis: int) -> jax.Array:

@@ -55,8 +55,8 @@ CITATIONS = {
 class CPO(PreferenceObjective):
     """Makes chosen answers more probable than rejected ones, without a reference model.
 
-    The loss is averaged over pairs. ``--cpo_alpha`` times the cross-entropy of the chosen answers,
-    averaged over the tokens of the whole step, is added to it.
+    The loss is averaged over pairs. The cross-entropy of the chosen answers is averaged over the
+    tokens of the whole step, multiplied by ``--cpo_alpha``, and added to the loss.
     """
 
     name = "cpo"
@@ -68,7 +68,7 @@ class CPO(PreferenceObjective):
 
     @property
     def method(self) -> str:
-        """The loss and its parameters."""
+        """A description of the loss and its parameters, for the model card."""
         data, names = self.arguments, {"simpo": "SimPO", "alphapo": "AlphaPO"}
         name = names.get(data.loss_type, f"contrastive preference optimization, `{data.loss_type}`")
         margin = f", γ = {data.simpo_gamma:g}" if data.loss_type in names else ""

@@ -210,7 +210,7 @@ def _change(
     smoothing: float,
     size: int,
 ) -> jax.Array:
-    """Returns the gradient with respect to the logits, from the cotangents of both losses."""
+    """Returns the gradient of the logits, from the cotangents of the smoothed and plain losses."""
     smoothed_cotangent, plain_cotangent = smoothed_cotangent[..., None], plain_cotangent[..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     probabilities = jnp.exp(logits.astype(jnp.float32) - log_partition[..., None])
@@ -255,6 +255,7 @@ def rows_per_chunk(logits: jax.Array) -> int:
 def _real(x: jax.Array, size: int) -> jax.Array:
     """Sets the columns from ``size`` on to 0.
 
-    Without such columns, ``x`` is returned unchanged, because the comparison is slow on CPU.
+    If there are no such columns, ``x`` is returned unchanged, because comparing the column numbers
+    with ``size`` is slow on a CPU.
     """
     return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)

@@ -65,7 +65,7 @@ def ctc_loss(
         The loss, or the loss of each row `(batch,)` with ``reduction="none"``.
 
     Raises:
-        UsageError: Unknown ``reduction``.
+        UsageError: ``reduction`` has an unknown value.
     """
     import optax
 
@@ -289,7 +289,7 @@ class CTC(AudioInputMixin, Objective):
         return total, (labels != IGNORE_INDEX).sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss."""
+        """Returns the loss. See :meth:`row_metrics` for the error rates."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:

@@ -144,7 +144,7 @@ class SentenceTables:
 def build_sentence_tables(
     tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
 ) -> SentenceTables:
-    """Builds the tables for a byte-level, SentencePiece or WordPiece vocabulary.
+    """Builds the `SentenceTables` of a byte-level, SentencePiece or WordPiece vocabulary.
 
     If the vocabulary does not mark words, any token that is not lower-case may begin a sentence.
 
@@ -364,9 +364,12 @@ def _place(
         ordinary: True for tokens that may be masked, bool `(rows, length)`.
 
     Returns:
-        True for masked tokens and true for the first token of each span, both bool
-        `(rows, length)`, and the number of mask tokens to insert before each column, int64
-        `(rows, length + 1)`. The last column stands for the end of the text.
+        Three arrays:
+
+        - True for masked tokens, bool `(rows, length)`.
+        - True for the first token of each span, bool `(rows, length)`.
+        - The number of mask tokens to insert before each column, int64 `(rows, length + 1)`. The
+          last column stands for the end of the text.
     """
     rows, width = ordinary.shape
     steps, span_starts, insertions = np.zeros((3, rows, width + 1), np.int64)

@@ -48,7 +48,7 @@ class DPO(ReferenceObjective):
 
     @property
     def method(self) -> str:
-        """The losses with their weights and formulas."""
+        """A description of the losses with their weights and formulas, for the model card."""
         data = self.arguments
         terms = [
             f"{'' if weight == 1 else f'{weight:g} × '}`{name}`: {losses.DPO_FORMULAS[name]}"

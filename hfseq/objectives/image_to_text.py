@@ -77,9 +77,9 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         decoder, text_tokenizer = text_config(config), tokenizer.tokenizer
         if any(hasattr(config, name) for name in ("image_token_id", "image_token_index")):
             raise UsageError(
-                f"'{config.model_type}' reads images at image tokens in its text, which this "
-                "objective does not write. Use a vision-encoder-decoder, or --bridge with a "
-                "captioning model such as GIT or BLIP."
+                f"'{config.model_type}' requires image tokens in the text, which this objective "
+                "does not insert. Use a vision-encoder-decoder, or --bridge with a captioning "
+                "model such as GIT or BLIP."
             )
         check_vocabulary(text_tokenizer, decoder)
         eos_candidates = (
@@ -188,7 +188,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         return self.smoothed_loss(logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Adds the number of skipped images."""
+        """Adds the number of skipped images to the metrics."""
         return super().metrics(totals) | self.skip_metrics()
 
     def generate_texts(

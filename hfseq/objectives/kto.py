@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The arrays of the prompts with the answers of other rows.
+#: Prefix of the names of arrays that combine each prompt with the completion of another row.
 MISMATCHED = "mismatched"
 
 
@@ -31,8 +31,8 @@ class KTO(ReferenceObjective):
     """Makes good completions more probable and bad ones less probable.
 
     The log-ratio of each completion is compared with the KL divergence between the model and its
-    reference. The divergence is estimated once per step from the prompts of the step, each combined
-    with the completion of the next row, and passes no gradient. The loss therefore does not depend
+    reference. The divergence is estimated once per step, from prompts that are combined with the
+    completion of the next row. No gradient passes through the divergence. The loss does not depend
     on the number of micro-batches or processes.
     """
 
@@ -60,7 +60,7 @@ class KTO(ReferenceObjective):
 
     @property
     def method(self) -> str:
-        """The loss and its parameters."""
+        """A description of the loss and its parameters, for the model card."""
         data = self.arguments
         return (
             f"Kahneman-Tversky optimization, `{data.loss_type}`, β = {data.beta:g}, weights "
@@ -68,7 +68,7 @@ class KTO(ReferenceObjective):
         )
 
     def setup(self) -> None:
-        """Selects whether the KL divergence is estimated."""
+        """Determines whether the loss needs an estimate of the KL divergence."""
         super().setup()
         self.estimates_kl = self.arguments.loss_type == "kto"
         self.uses_step_totals = self.estimates_kl  # type: ignore[misc]  # per instance

@@ -144,7 +144,8 @@ def f1(
         pos_label: The class to score with "binary".
 
     Raises:
-        UsageError: Unknown ``average``, or more than two classes with "binary".
+        UsageError: ``average`` has an unknown value, or there are more than two classes with
+            "binary".
     """
     if average not in ("binary", "macro", "micro"):
         raise UsageError(f"f1: unknown average '{average}'. Use binary, macro or micro.")

@@ -128,7 +128,10 @@ def mine(
     """
     mining = Mining() if mining is None else mining
     if len(anchors) != len(positives) or not len(anchors):
-        raise DataError(f"mining requires pairs, not {len(anchors)} and {len(positives)} texts")
+        raise DataError(
+            "mining requires one positive for each anchor, and at least one anchor, but there are "
+            f"{len(anchors)} anchors and {len(positives)} positives"
+        )
     if not isinstance(model, TextEncoder):
         raise UsageError("mining requires a model that encodes texts, not a cross-encoder")
     documents = list(dict.fromkeys([*(positives if corpus is None else corpus), *positives]))
@@ -222,7 +225,7 @@ def _rows(
     mining: Mining,
     names: tuple[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a query."""
+    """Yields the rows of the result that belong to a query."""
     anchor_name, document_name = names
     style, with_scores = mining.output_format, mining.output_scores
     scored_positives = list(zip(positives, positive_scores, strict=True))

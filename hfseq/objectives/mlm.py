@@ -94,12 +94,12 @@ def target_capacity(tokens: int, probability: float) -> int:
 def gather_masked(
     labels: np.ndarray, groups: int, probability: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Collects the positions and labels of the targets, so that the head is computed only there.
+    """Collects the positions and labels of the targets.
 
-    The batch is divided into ``groups`` equal parts. Each part gets K entries, where K is
-    :func:`target_capacity`, so that shapes are the same in every step. If a part has more than K
-    targets, K is increased repeatedly by a quarter, so that no target is lost. Unused entries have
-    position 0 and label -100.
+    The head is then computed only at these positions. The batch is divided into ``groups`` equal
+    parts. Each part gets K entries, where K is :func:`target_capacity`, so that shapes are the same
+    in every step. If a part has more than K targets, K is increased repeatedly by a quarter, so
+    that no target is lost. Unused entries have position 0 and label -100.
 
     Args:
         labels: Labels, `(rows, length)`.

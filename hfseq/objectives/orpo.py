@@ -44,7 +44,7 @@ class ORPO(PreferenceObjective):
 
     @property
     def method(self) -> str:
-        """The loss and its parameter."""
+        """A description of the loss and its parameter, for the model card."""
         return (
             "odds ratio preference optimization, cross-entropy − β log σ(log odds ratio), β = "
             f"{self.arguments.beta:g}"

@@ -122,7 +122,7 @@ class SentenceOrder(MaskedLM):
         )
         if self.cls_id is None or self.sep_id is None:
             raise UsageError(
-                "--objective sop requires rows of the form [CLS] first half [SEP] second half "
+                "`--objective sop` requires rows of the form [CLS] first half [SEP] second half "
                 "[SEP], but this tokenizer has no "
                 f"{'cls' if self.cls_id is None else 'sep'} token. Train a tokenizer with "
                 "scripts/train_tokenizer.py --model_type bert."
@@ -133,8 +133,8 @@ class SentenceOrder(MaskedLM):
         names = model.module_class.__name__, type(model).__name__
         if not type(model).__name__.endswith("ForPreTraining") or "Electra" in names[1]:
             raise UsageError(
-                f"--objective sop requires a sentence order head, which {names[1]} does not have. "
-                "Use --model_type albert, bert or big_bird."
+                f"`--objective sop` requires a sentence order head, which {names[1]} does not "
+                "have. Use --model_type albert, bert or big_bird."
             )
 
     def row_length(self, length: int) -> int:

@@ -89,7 +89,7 @@ def lambda_loss(
 ) -> LossSum:
     """Returns the mean loss of pairs of documents with different labels (``LambdaLoss``).
 
-    Wang et al. (2018). A pair counts if one of its documents is among the first k.
+    A pair counts if one of its documents is among the first k. Source: Wang et al. (2018).
 
     Args:
         scores: `(queries, documents)`.
@@ -141,7 +141,7 @@ def lambda_loss(
 def list_net(scores: jax.Array, labels: jax.Array, mask: jax.Array) -> LossSum:
     """Returns the cross-entropy of the softmax of scores and of labels (``ListNetLoss``).
 
-    Cao et al. (2007). The arguments have the same meaning as in :func:`lambda_loss`.
+    The arguments have the same meaning as in :func:`lambda_loss`. Source: Cao et al. (2007).
     """
     target = jax.nn.softmax(jnp.where(mask, labels, LOG_ZERO))
     log_probabilities = jax.nn.log_softmax(jnp.where(mask, scores, LOG_ZERO))
@@ -160,7 +160,8 @@ def list_mle(
 ) -> LossSum:
     """Returns the negative log-likelihood of a ranking (``ListMLELoss`` or ``PListMLELoss``).
 
-    Xia et al. (2008), Lan et al. (2014). Entries outside of the mask must be at the end of a row.
+    Entries outside of the mask must be at the end of a row. Sources: Xia et al. (2008) and, for the
+    weights, Lan et al. (2014).
 
     Args:
         scores: `(queries, documents)`.

@@ -211,7 +211,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         return self.smoothed_loss(output.logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Adds the number of skipped audio files."""
+        """Adds the number of skipped audio files to the metrics."""
         return super().metrics(totals) | self.skip_metrics()
 
     def generate_texts(

@@ -112,7 +112,7 @@ class Pipeline:
         **options: Default options of the task.
 
     Raises:
-        UsageError: Unknown option, invalid ``batch_size``, or a device that does not exist.
+        UsageError: An option is unknown, ``batch_size`` is invalid, or the device does not exist.
     """
 
     #: Suffix of the model class's name.

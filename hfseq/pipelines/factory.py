@@ -118,7 +118,7 @@ def pipeline(
         ``pathlib.Path``. See :class:`~hfseq.pipelines.base.Pipeline`.
 
     Raises:
-        UsageError: Unknown task or option, or the model does not have the task's head.
+        UsageError: The task or an option is unknown, or the model does not have the task's head.
         CheckpointError: The checkpoint cannot be loaded.
     """
     if model is None:

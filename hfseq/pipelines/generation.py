@@ -443,7 +443,7 @@ class TextGeneration(GenerationPipeline):
         return length
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Generates the continuations."""
+        """Generates the continuations of a batch of prompts."""
         width = inputs["input_ids"].shape[1]
         outputs = self.generate(inputs, self.generation_options(options, width))
         return outputs | {"sequences": outputs["sequences"][:, :, width:]}
@@ -507,7 +507,7 @@ class TextGeneration(GenerationPipeline):
 
 
 class Text2Text(GenerationPipeline):
-    """Generates a text from another with an encoder-decoder: ``[{"generated_text": …}]``.
+    """Generates a text from an input text with an encoder-decoder: ``[{"generated_text": …}]``.
 
     The options of ``generate`` and the ``task_specific_params`` of the model apply. As in
     Transformers 4, the default is beam search with four beams. Additional options:
@@ -585,7 +585,7 @@ class Text2Text(GenerationPipeline):
         return None
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Generates the outputs."""
+        """Generates the outputs for a batch of texts."""
         width = self.source_width(inputs["input_ids"].shape[1])
         generate_options = self.generation_options(options, 1, width)
         if self.direction.forced_bos_token_id is not None:

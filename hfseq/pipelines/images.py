@@ -132,7 +132,7 @@ def as_image_source(image: Any) -> MediaSource | RejectedInput:
 
 
 class ImageClassification(ImagePipeline):
-    """Classifies an image: the ``top_k`` most probable classes, ``[{label, score}]``.
+    """Returns the ``top_k`` most probable classes of an image: ``[{label, score}]``.
 
     ``function_to_apply`` is ``softmax``, ``sigmoid`` or ``none``. The default depends on the
     problem type of the model.

@@ -147,7 +147,7 @@ def read_windows(
     stopped = threading.Event()
 
     def put(item: tuple[T] | BaseException | None) -> None:
-        """Adds an item to the queue. Waits while it is full, until the consumer has stopped."""
+        """Adds an item, and waits while the queue is full and the consumer has not stopped."""
         while not stopped.is_set():
             try:
                 return pending.put(item, timeout=0.5)

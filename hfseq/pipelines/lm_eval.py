@@ -49,7 +49,7 @@ ScoringRequest = tuple[Any, list[int], list[int]]
 
 @register_model("hfseq")
 class HfseqLM(TemplateLM):
-    """A causal language model for the harness, with the semantics of the harness's ``hf`` model.
+    """A causal language model for lm-evaluation-harness, which behaves like its ``hf`` model.
 
     Requests are sorted by length, and one program is compiled per bucket of lengths.
 
@@ -153,7 +153,7 @@ class HfseqLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The name of the tokenizer in the harness's cache of requests."""
+        """The name of the tokenizer in the keys of lm-evaluation-harness's cache of requests."""
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def apply_chat_template(

@@ -145,12 +145,12 @@ class SpeechRecognition(GenerationPipeline):
 
     @property
     def _is_exact(self) -> bool:
-        """Whether padding would change the outputs."""
+        """Whether rows must have their exact length, because padding would change the outputs."""
         config = getattr(self.model.config, "encoder", self.model.config)
         return getattr(config, "feat_extract_norm", "layer") == "group"
 
     def _span(self, row: Row) -> tuple[AudioFile, int, int, int, int]:
-        """Returns file, first and last sample of a row, and how many to ignore at both ends."""
+        """Returns the file, start and end of a row, and how many samples to ignore at each end."""
         return row.metadata if self.is_ctc else (row.metadata, 0, row.metadata.length, 0, 0)
 
     def _is_long(self, audio: AudioFile) -> bool:
@@ -328,7 +328,7 @@ class SpeechRecognition(GenerationPipeline):
         ]
 
     def _new_ids(self, sequence: np.ndarray) -> list[int]:
-        """Returns the generated tokens of Whisper without its prompt, or all tokens of others."""
+        """Returns the generated tokens. For Whisper, the tokens of the prompt are removed."""
         ids = sequence.tolist()
         if not self.is_whisper:
             return ids

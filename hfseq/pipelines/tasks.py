@@ -33,7 +33,7 @@ MASKS = ("<mask>", "[MASK]")
 
 
 class FillMask(Pipeline):
-    """Predicts masked tokens: the ``top_k`` most probable ones, optionally among ``targets``.
+    """Predicts the ``top_k`` most probable tokens for a mask, optionally only from ``targets``.
 
     A mask is the mask token of the tokenizer or one of `MASKS`.
     """
@@ -345,7 +345,7 @@ def class_scores(config: Any, logits: np.ndarray, function: str | None) -> list[
             multi-label classification and for a single class, and otherwise "softmax".
 
     Raises:
-        UsageError: Unknown ``function``.
+        UsageError: ``function`` has an unknown value.
     """
     if function is None:
         is_multi_label = config.problem_type == "multi_label_classification" or len(logits) == 1
@@ -629,8 +629,8 @@ class TokenClassification(Pipeline):
     def _word(self, tokens: list[dict[str, Any]], strategy: str) -> dict[str, Any]:
         """Returns a word with its class probabilities.
 
-        They are those of its first token (``first``) or of its most certain token (``max``), or the
-        mean over its tokens (``average``).
+        The probabilities are those of the word's first token (``first``), those of its most certain
+        token (``max``), or the mean over its tokens (``average``).
         """
         probabilities = np.stack([token["scores"] for token in tokens])
         if strategy == "average":
@@ -801,7 +801,7 @@ class QuestionAnswering(Pipeline):
         return encoded_inputs
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns the logits of starts and ends."""
+        """Returns the logits of the first and of the last token of the answer."""
         output = self.model(**inputs, params=params)
         return {side: output[f"{side}_logits"].astype(jnp.float32) for side in ("start", "end")}
 

@@ -74,7 +74,7 @@ def find_direction(
         name: Name of the checkpoint in messages.
         source_lang: Source language.
         target_lang: Target language.
-        source_prefix: Prefix that replaces that of the checkpoint. It may be empty.
+        source_prefix: Prefix that replaces the prefix of the checkpoint. It may be empty.
 
     Raises:
         UsageError: The checkpoint does not support the languages, or several of its pairs match.
@@ -109,7 +109,7 @@ def find_direction(
     if not matches:
         suggestion = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
         raise UsageError(
-            f"'{name}' does not support {requested}{suggestion or ';'} it has {listed}"
+            f"'{name}' does not support {requested}{suggestion or ';'} it supports {listed}"
         )
     match_count = f" ({requested} matches {len(matches)})" if requested else ""
     raise UsageError(
@@ -205,7 +205,7 @@ class SourceEncoder:
             them, and "split" splits them into several parts.
 
     Raises:
-        UsageError: Unknown ``truncation``, or ``max_length`` is below 1.
+        UsageError: ``truncation`` has an unknown value, or ``max_length`` is below 1.
     """
 
     def __init__(

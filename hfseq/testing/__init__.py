@@ -129,7 +129,7 @@ def run_checks(
 ) -> Report:
     """Runs the checks on an architecture and returns the report also if checks fail.
 
-    The arguments are those of :func:`check_architecture`.
+    The arguments have the same meaning as in :func:`check_architecture`.
 
     Raises:
         UsageError: The architecture, a task or a check does not exist.

@@ -49,7 +49,7 @@ class Skipped(Exception):
 
 
 class NotRun(Skipped):
-    """A check applies but cannot run here. The message is the reason."""
+    """A check applies to the model, but cannot run on this machine. The message is the reason."""
 
 
 class Side(NamedTuple):
@@ -121,7 +121,7 @@ class Report:
         ]
         if self.unmoved:
             lines.append(
-                "configuration fields with their defaults in all configurations: "
+                "configuration fields that have their default value in all tested configurations: "
                 f"{', '.join(self.unmoved)}"
             )
         return "\n".join(lines)

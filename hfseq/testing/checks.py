@@ -55,7 +55,9 @@ def shapes(case: Case) -> None:
         assert value.shape == expected[name].shape, (
             f"{name} has shape {value.shape}, but jax.eval_shape returns {expected[name].shape}"
         )
-        assert value.shape[:1] in ((), (ROWS,)), f"{name} has shape {value.shape} for {ROWS} rows"
+        assert value.shape[:1] in ((), (ROWS,)), (
+            f"{name} has shape {value.shape} for {ROWS} rows: the first axis must be the batch"
+        )
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
     real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.params)
@@ -177,7 +179,7 @@ def bfloat16(case: Case) -> None:
     """
     outputs = bfloat16_outputs(case)
     wrong = [
-        f"{name} is {v.dtype}"
+        f"{name} has the dtype {v.dtype}, not bfloat16"
         for name, v in outputs.items()
         if v.dtype != jnp.bfloat16 and not (name == AUXILIARY_LOSS and v.dtype == jnp.float32)
     ]
@@ -209,7 +211,7 @@ def padding(case: Case) -> None:
         lead = case.inputs[case.side(name).ids].ndim - 1
         index = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
         real[name] = value[index] if case.is_per_token(name) else value
-    assert_close(real, expected, 1e-5, "padded on the right against not padded")
+    assert_close(real, expected, 1e-5, "rows padded on the right against rows without padding")
 
 
 def packing(case: Case) -> None:
@@ -246,7 +248,9 @@ def packing(case: Case) -> None:
         parts = {name: slices[case.side(name)][number] for name in names}
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
-        assert_close(ours, theirs, 1e-5, f"packed at index {number} against alone")
+        assert_close(
+            ours, theirs, 1e-5, f"a document packed at index {number} against alone in a row"
+        )
 
 
 def devices(case: Case) -> None:
@@ -279,7 +283,10 @@ PROMPT_LENGTH = 5
 
 
 def cached_decoding(case: Case) -> None:
-    """Decoding a prompt and then token by token with the cache equals the full forward pass."""
+    """Decoding with a cache gives the outputs of the full forward pass.
+
+    A prompt is decoded in one call, and the following tokens one by one.
+    """
     if not case.sides:
         raise Skipped("the model reads no tokens")
     ids = case.inputs[case.sides[-1].ids]
@@ -435,8 +442,8 @@ def generation(case: Case) -> None:
             logits[..., ends] = -np.inf
             expected.append(int(logits[0, len(known) - 1].argmax()))
         assert tokens.tolist() == expected, (
-            f"generate() continues a prompt that is {name} with {tokens.tolist()}, but full "
-            f"forward passes give {expected}"
+            f"generate() continues a prompt that is {name} with the tokens {tokens.tolist()}, "
+            f"but forward passes over the whole text predict {expected}"
         )
 
 

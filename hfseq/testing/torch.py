@@ -188,7 +188,7 @@ def torch_tree(case: Case) -> None:
         if leaf != path[-1] and name == plain(path):
             wrong.append(f"{trees.join(path)} should end with {leaf}")
         elif shapes[path] != (shape := tuple(shape[at] for at in axes(path, shape))):
-            wrong.append(f"{trees.join(path)} has shape {shapes[path]}, PyTorch's is {shape}")
+            wrong.append(f"{trees.join(path)} has shape {shapes[path]}, but PyTorch's is {shape}")
     missing, surplus = sorted(theirs.keys() - ours.keys()), sorted(ours.keys() - theirs.keys())
     assert not missing and not surplus and not wrong, (
         f"PyTorch's names that hfseq lacks: {missing}; hfseq's names that PyTorch lacks: "
@@ -358,7 +358,8 @@ def torch_bfloat16(case: Case) -> None:
             changed = clear & (ours.argmax(-1) != value.argmax(-1))
             if changed.any():
                 lines.append(
-                    f"  {int(changed.sum())} of {int(clear.sum())} clear predictions change"
+                    f"  {int(changed.sum())} of {int(clear.sum())} predictions change although the "
+                    "two largest logits differ clearly"
                 )
     assert not lines, "bfloat16 against float32:\n" + "\n".join(lines)
 
@@ -475,8 +476,8 @@ def torch_generation(case: Case) -> None:
             )
         expected_tokens = expected[0, text.shape[1] :].tolist()
         assert tokens.tolist() == expected_tokens, (
-            f"generate() continues a prompt that is {name} with {tokens.tolist()}, but PyTorch "
-            f"with {expected_tokens}"
+            f"generate() continues a prompt that is {name} with the tokens {tokens.tolist()}, "
+            f"but PyTorch continues it with {expected_tokens}"
         )
 
 

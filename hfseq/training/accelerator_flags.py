@@ -59,8 +59,8 @@ def find_problem(value: str) -> str:
     if not invalid and value.strip():
         return ""
     return (
-        f"--accelerator_flags {value}: use {RECOMMENDED}, {NONE}, or XLA flags such as "
-        f"'xla_gpu_enable_latency_hiding_scheduler=true'"
+        f"--accelerator_flags {value}: this is not a list of XLA flags. Use {RECOMMENDED}, {NONE}, "
+        f"or flags such as 'xla_gpu_enable_latency_hiding_scheduler=true'"
     )
 
 
@@ -126,7 +126,9 @@ def apply_flags(value: str) -> None:
     flags = [f"--{flag.removeprefix('--')}" for flag in flags]
     if not flags:
         logger.info(
-            "--accelerator_flags %s: no flags set, this machine has at most one accelerator", value
+            "--accelerator_flags %s: no flags are set, because this machine has at most one "
+            "accelerator",
+            value,
         )
         return
     present = {name: os.environ.get(name, "").split() for name in (XLA_VARIABLE, LIBTPU_VARIABLE)}
@@ -145,10 +147,10 @@ def apply_flags(value: str) -> None:
                 reasons = "; ".join(failing.values()) or try_flags(name, accepted)
                 raise UsageError(f"--accelerator_flags: {reasons}")
             for flag, reason in failing.items():
-                logger.info("skipping %s: %s", flag, reason)
+                logger.info("skipping %s, which cannot be used: %s", flag, reason)
             accepted = [flag for flag in accepted if flag not in failing]
         os.environ[name] = " ".join([*present[name], *accepted])
-        logger.info("%s: %s", name, " ".join(accepted))
+        logger.info("set %s to include %s", name, " ".join(accepted))
 
 
 def variable_for(flag: str) -> str:

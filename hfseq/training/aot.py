@@ -81,7 +81,8 @@ def parse(text: str) -> tuple[Accelerator, int]:
     name, colon, number = text.partition(":")
     if colon and not re.fullmatch(r"[1-9]\d*", number):
         raise UsageError(
-            f"--devices {text}: use an accelerator and a number, e.g. h200:64 or v5e:4"
+            f"--devices {text}: '{number}' is not a number of devices. Use an accelerator and a "
+            "number, e.g. h200:64 or v5e:4"
         )
     return hardware.get_accelerator(name), int(number or 1)
 
@@ -136,7 +137,9 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
                 "ALLOW_MULTIPLE_LIBTPU_LOAD does not allow a second one: end that process, or set "
                 "the variable to 1"
             ) from error
-        raise NoCompiler(f"{device.name} cannot be described: {first_line(error)}") from error
+        raise NoCompiler(
+            f"jax cannot describe {device.name} to the compiler: {first_line(error)}"
+        ) from error
     return list(devices[:count])
 
 
@@ -330,8 +333,8 @@ def _check_compiler(device: Accelerator) -> None:
             p.name.removesuffix(".txtpb") for p in TARGET_CONFIGS.iterdir() if "txtpb" in p.name
         )
         raise NoCompiler(
-            f"no description of {device.name} to compile for (available: "
-            f"{', '.join([*available, *_TPUS])})"
+            f"there is no description of {device.name} for the compiler (devices with a "
+            f"description: {', '.join([*available, *_TPUS])})"
         )
     for module, package in (
         (CUDA_PLUGIN, "jax-cuda12-plugin"),
@@ -347,8 +350,8 @@ def _check_compiler(device: Accelerator) -> None:
             installed = "absent"
         if installed != jaxlib_version:
             raise NoCompiler(
-                f"{package} is {installed}, but jaxlib is {jaxlib_version}. They must match: "
-                f"pip install {package}=={jaxlib_version}"
+                f"{package} is {installed}, but jaxlib is {jaxlib_version}. Their versions must "
+                f"match: pip install {package}=={jaxlib_version}"
             )
 
 

@@ -151,7 +151,10 @@ def _check_data_flags(flags: Mapping[str, Any]) -> None:
     """Rejects flags that select a dataset in addition to the datasets in memory."""
     for name in ("dataset_name", "train_file", "validation_file", "test_file"):
         if flags.get(name):
-            raise UsageError(f"{name} cannot be used with a dataset in memory: use one of them")
+            raise UsageError(
+                f"the flag {name} cannot be used together with a dataset in memory: use only one "
+                "of the two"
+            )
 
 
 def _names(model: Any, tokenizer: Any, start: Path, values: Mapping[str, Any]) -> dict[str, str]:
@@ -162,8 +165,8 @@ def _names(model: Any, tokenizer: Any, start: Path, values: Mapping[str, Any]) -
             continue
         if values.get(flag):
             raise UsageError(
-                f"the flag {flag} cannot be used with the argument {flag.partition('_')[0]}: use "
-                "one of them"
+                f"the flag {flag} cannot be used together with the argument "
+                f"{flag.partition('_')[0]}: use only one of the two"
             )
         names[flag] = os.fspath(item) if isinstance(item, str | os.PathLike) else str(start)
     return names

@@ -110,8 +110,8 @@ def parse_flags(
     """Parses flags into one instance of each dataclass.
 
     Args:
-        dataclass_types: The dataclasses whose fields are the flags. If a class has an attribute
-            `defaults`, it overrides the defaults of flags, also of those in other classes.
+        dataclass_types: The dataclasses whose fields are the flags. A class can have an attribute
+            `defaults`, which overrides the defaults of its own flags and of flags in other classes.
         argv: The flags.
         description: Description for `--help`.
         program: The command that precedes the flags, for `--help`. Default: the name of the script.
@@ -323,7 +323,7 @@ class ProcessArguments(CheckedArguments):
         """Yields an error if `local_device_ids` is not a list of numbers."""
         ids = self.local_device_ids
         if ids is not None and not re.fullmatch(r"\d+(,\d+)*", ids):
-            yield f"--local_device_ids {ids}: use comma-separated numbers, e.g. 0,1"
+            yield f"--local_device_ids {ids} must be numbers separated by commas, e.g. 0,1"
 
     @property
     def is_distributed(self) -> bool:
@@ -337,7 +337,9 @@ class ProcessArguments(CheckedArguments):
         value, variable = self._flag_or_variable("coordinator_address")
         if value and not re.fullmatch(r".+:\d+", value):
             source = f"{variable} in the environment," if variable else "--coordinator_address"
-            raise UsageError(f"{source} {value}: use host:port, e.g. node1:1234")
+            raise UsageError(
+                f"{source} {value}: this is not an address of the form host:port, e.g. node1:1234"
+            )
         return value or None
 
     @property
@@ -345,7 +347,10 @@ class ProcessArguments(CheckedArguments):
         """The IDs of the local devices of this process, from the flag or the environment."""
         ids, variable = self._flag_or_variable("local_device_ids")
         if variable and not re.fullmatch(r"\d+(,\d+)*", ids or ""):
-            raise UsageError(f"{variable} in the environment is '{ids}': use numbers, e.g. 0,1")
+            raise UsageError(
+                f"{variable} in the environment is '{ids}', but must be numbers separated by "
+                "commas, e.g. 0,1"
+            )
         return [int(part) for part in ids.split(",")] if ids else None
 
     def _flag_or_variable(self, flag: str) -> tuple[str | None, str | None]:
@@ -367,7 +372,8 @@ class ProcessArguments(CheckedArguments):
         value, variable = self._flag_or_variable(flag)
         if variable and value and not value.isdigit():
             raise UsageError(
-                f"{variable} in the environment is '{value}': set it to a number, or use --{flag}"
+                f"{variable} in the environment is '{value}', which is not a number: correct it, "
+                f"or use --{flag}"
             )
         return None if value is None else int(value)
 
@@ -459,8 +465,8 @@ class ModelArguments(CheckedArguments):
     )
     fp8_margin: int | None = option(
         None,
-        "Headroom of FP8 scales above the largest absolute value, as an exponent of two (0 by "
-        "default).",
+        "Headroom of FP8 scales: a scale leaves room for values up to 2^fp8_margin times the "
+        "largest absolute value (0 by default).",
     )
     param_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Dtype of the parameters: float32 or bfloat16."
@@ -632,8 +638,8 @@ class TrainingArguments(CheckedArguments):
     )
     state_reset: StateReset = option(
         "sequence",
-        "When the state that --update_length carries is reset: sequence (at the start of each row) "
-        "or never (each row of the batch reads a continuous stream of text).",
+        "When to reset the state that --update_length carries between windows: sequence (at the "
+        "start of each row) or never (each row of the batch reads a continuous stream of text).",
     )
     learning_rate: NonNegativeFloat = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: Schedule = option(
@@ -844,7 +850,8 @@ class TrainingArguments(CheckedArguments):
             yield name_problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield (
-                "--average_checkpoints and --load_best_model_at_end are mutually exclusive: use one"
+                "--average_checkpoints and --load_best_model_at_end are mutually exclusive: use "
+                "only one of them"
             )
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
             yield (
@@ -852,7 +859,7 @@ class TrainingArguments(CheckedArguments):
                 f"{self.save_total_limit}: keep at least as many checkpoints as are averaged"
             )
         if self.max_steps <= 0 and not self.num_train_epochs > 0:
-            yield f"--num_train_epochs {self.num_train_epochs}: use a positive number"
+            yield f"--num_train_epochs {self.num_train_epochs} must be positive"
         is_stable = self.lr_scheduler_type == "warmup_stable_decay"
         if (
             self.lr_end_ratio
@@ -891,8 +898,8 @@ class TrainingArguments(CheckedArguments):
             )
         if self.state_reset != "sequence" and not self.update_length:
             yield (
-                f"--state_reset {self.state_reset} requires --update_length: without it, each row "
-                "is trained in one step"
+                f"--state_reset {self.state_reset} (instead of sequence) requires --update_length, "
+                "because each row is otherwise trained in one step"
             )
         if self.weight_decay_mode == "absolute" and self.weight_decay >= 1:
             yield (
@@ -926,7 +933,10 @@ def parse_profile_steps(text: str) -> tuple[int, int]:
     """
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise UsageError(f"--profile {text}: use first-last, counted from 1, e.g. 10-15")
+        raise UsageError(
+            f"--profile {text} does not have the form first-last, e.g. 10-15. Steps are counted "
+            "from 1"
+        )
     return int(first), int(last)
 
 

@@ -99,7 +99,7 @@ class Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """The jax operation that XLA compiled to this, e.g. `jit(step)/jvp()/dot_general`."""
+        """The jax operation that XLA compiled to this instruction: `jit(step)/dot_general`."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 

@@ -40,13 +40,13 @@ def with_demonstration(argv: Sequence[str]) -> list[str]:
 
 
 def combine_checkpoints(argv: Sequence[str]) -> list[str]:
-    """Combines an image encoder and a text encoder into one model, if flags specify both.
+    """Combines an image encoder and a text encoder into one model, if the flags specify them.
 
     The combined model is saved in the directory `<output_dir>-start`, unless it already exists.
 
     Returns:
-        `argv`, where `--model_name_or_path` with this directory replaces the flags for the
-        encoders.
+        `argv`, with `--model_name_or_path` and the directory of the combined model in place of the
+        flags for the encoders.
 
     Raises:
         UsageError: Only one of the two encoders is specified, `--output_dir` is missing, or
@@ -63,8 +63,8 @@ def combine_checkpoints(argv: Sequence[str]) -> list[str]:
         return list(argv)
     if None in (vision, text, flags.output_dir) or "--model_name_or_path" in " ".join(other_flags):
         raise UsageError(
-            f"use --{names[0]} and --{names[1]} together, with --output_dir and without "
-            "--model_name_or_path"
+            f"--{names[0]} and --{names[1]} combine two models into a new one: set both flags and "
+            "--output_dir, and do not set --model_name_or_path"
         )
     for name in (vision, text):
         check_directory(name)

@@ -80,7 +80,7 @@ GUIDE_FLAGS: dict[str, Hint] = {
     "num_process": "--num_processes {N}",
     # Transformer-VQ
     "mode": {
-        "": ("--do_train, --do_eval or --do_predict", "omit it: see --help"),
+        "": ("--do_train, --do_eval or --do_predict", "omit it: this command has no modes"),
         "train": "--do_train",
         "validation": "--do_eval --validation_file FILE, without --do_train",
         "test": "--do_predict --test_file FILE, without --do_train",
@@ -237,8 +237,8 @@ def find_hint(name: str, value: str, options: Collection[str]) -> str | None:
         options: The flags of the command, with dashes.
 
     Returns:
-        The hint, an empty string if the command has no flag for it, or `None` if no guide has the
-        flag.
+        The hint. An empty string means that the command has no flag that replaces this flag, and
+        `None` means that no guide has this flag.
     """
     key = name.lstrip("-").replace("-", "_")
     setting = key.removeprefix("config.")

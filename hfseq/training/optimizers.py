@@ -59,7 +59,7 @@ def make_schedule(
     if arguments.lr_scheduler_type == "noam":
         if not warmup or not width:
             raise UsageError(
-                "--lr_scheduler_type noam requires --warmup_steps (4000 in the paper)"
+                "--lr_scheduler_type noam requires --warmup_steps (Vaswani et al. use 4000)"
                 + ("" if width else " and a configuration with hidden_size")
             )
         return noam(peak, width, warmup)

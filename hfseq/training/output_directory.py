@@ -157,7 +157,8 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
         )
     if damaged:
         logger.warning(
-            "damaged: %s. Renamed to %s. Resuming from step %d, the latest intact checkpoint",
+            "checkpoints are damaged: %s. They were renamed to %s. Resuming from step %d, the "
+            "latest intact checkpoint",
             listing,
             ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
             steps[len(steps) - len(damaged) - 1],

@@ -62,8 +62,8 @@ _rounds = itertools.count()
 def session(processes: ProcessArguments) -> Iterator[None]:
     """Context manager that connects the processes of a run, and ends them together.
 
-    At the end of the context, each process waits for the others. If one process fails, all
-    processes end with its error message.
+    At the end of the context, each process waits for all other processes. If one process fails, all
+    processes end with the error message of that process.
     """
     join(processes)
     if coordination_client() is None:
@@ -102,7 +102,7 @@ def process_count() -> int:
 def _read(key: str) -> str:
     """Returns the value of a key, or an empty string if the key or the store does not exist.
 
-    The loss of the store does not raise an error here, because jax itself reports it.
+    If the connection to the store is lost, this function raises no error, because jax reports it.
     """
     try:
         return coordination_client().key_value_try_get(key)
@@ -227,7 +227,8 @@ def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
             )
         raise UsageError(
             f"runs with several processes require {', '.join(missing)}: {hint} (for a run with one "
-            "process, drop the other flags, and remove COORDINATOR_ADDRESS from the environment)"
+            "process, drop all flags for distributed training, and remove COORDINATOR_ADDRESS from "
+            "the environment)"
         )
     address, count, number = str(values[0]), int(values[1]), int(values[2])
     if number >= count:
@@ -374,7 +375,7 @@ def check_flags_agree(
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": process_count(), "the objective": objective}
     agreed_values = values | versions | program_digests(plugin_files) | counts
-    check_agreement(agreed_values, "use the same flags and the same code in all of them")
+    check_agreement(agreed_values, "use the same flags and the same code in all processes")
 
 
 def check_agreement(values: Mapping[str, object], advice: str) -> None:

@@ -1,7 +1,7 @@
 """Computes the log-probabilities of a reference model once, before training.
 
-They are stored in the output directory, together with a description of the data and the weights
-from which they were computed. A resumed run reads the stored log-probabilities.
+The log-probabilities are stored in the output directory, together with a description of the data
+and the weights from which they were computed. A resumed run reads the stored log-probabilities.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def precompute(run: Run, state: TrainState) -> Run:
         The run without the parameters of the reference model.
 
     Raises:
-        UsageError: The output directory contains log-probabilities of other data or weights.
+        UsageError: The output directory contains log-probabilities that were computed from
+            different data or weights.
     """
     objective = run.objective
     if not isinstance(objective, ReferenceObjective) or not objective.precomputes_auxiliary:
@@ -175,8 +176,8 @@ def _read(folder: Path, split: str, description: Mapping[str, str]) -> np.ndarra
     if differing:
         raise UsageError(
             f"{folder} contains log-probabilities of a reference model that were computed with "
-            f"other {' and '.join(differing)}: delete the directory to compute them again, or use "
-            "another --output_dir"
+            f"different {' and '.join(differing)}: delete the directory to compute them again, or "
+            "use another --output_dir"
         )
     return np.array(flat, np.float32).reshape(shape)
 

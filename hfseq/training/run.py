@@ -156,7 +156,7 @@ def main(
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """The objects that training, evaluation, and writing the outputs have in common."""
+    """The objects that all phases of a run share: training, evaluation, and writing the outputs."""
 
     run: Run
     progress: Progress

@@ -1058,7 +1058,7 @@ def plan_windows(
             yield str(error)
         if has_arrays(data) and streams:
             yield (
-                "--state_reset never requires continuous text, but images are independent rows. "
+                "`--state_reset never` requires continuous text, but images are independent rows. "
                 "Drop --state_reset"
             )
         if length % window:

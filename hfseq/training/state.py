@@ -184,7 +184,7 @@ class Carry:
         return self._map(one, tree, like)
 
     def reset(self, tree: Tree, rows: jax.Array, fresh: Tree) -> dict:
-        """Replaces the rows of `tree` for which `rows` is true by those of `fresh`."""
+        """Replaces the rows of `tree` for which `rows` is true by the rows of `fresh`."""
 
         def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
             shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
@@ -293,9 +293,9 @@ def make_step(
     micro-batches or devices.
 
     The model's non-parameter collections are passed from micro-batch to micro-batch and finalized
-    once per step. A skipped step does not change them. FP8 scales and histories are an exception,
-    because the backward pass computes their new values. All micro-batches of a step use the old
-    values, and the maximum of their new values is kept.
+    once per step. A skipped step does not change them. FP8 scales and histories are not passed from
+    micro-batch to micro-batch, because the backward pass computes their new values. All
+    micro-batches of a step use the old values, and the maximum of the new values is kept.
 
     Args:
         objective: Computes the loss.

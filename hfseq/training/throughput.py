@@ -129,7 +129,7 @@ def peak_flops(
 ) -> float:
     """Returns the peak FLOP/s of the devices of all processes, and logs where the number is from.
 
-    The number is that of `peak_tflops` or, if it is not set, of the data sheet of the device. For
+    The number is `peak_tflops` or, if it is not set, the value in the data sheet of the device. For
     devices without a data sheet, the rate of a matrix multiplication is measured.
 
     Args:
@@ -152,8 +152,8 @@ def peak_flops(
         unit_flops, source = measure_flops(dtype.name), "a measured matrix multiplication"
     unit = "process" if on_cpu else "device"
     logger.info(
-        "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s, according "
-        "to %s, times %d",
+        "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s (according "
+        "to %s) times %d",
         unit_flops * units / 1e12,
         unit_flops / 1e12,
         unit,

@@ -103,7 +103,7 @@ def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
     for word in ("all", "none"):
         if word in names and len(names) > 1:
             other_names = ", ".join(name for name in names if name != word)
-            raise UsageError(f"--report_to {word} cannot be combined with {other_names}")
+            raise UsageError(f"--report_to: the value {word} cannot be combined with {other_names}")
     return [] if names == ["none"] else names
 
 
@@ -138,9 +138,9 @@ def make_trackers(
             package = name if name in PACKAGES else error.name or name
             problem = import_problem(error, package, PACKAGES.get(name, package))
             if requested != ["all"]:
-                raise UsageError(f"--report_to {name} {problem}") from error
+                raise UsageError(f"`--report_to {name}` {problem}") from error
             if importlib.util.find_spec(package) is not None:
-                logger.warning("--report_to all omits %s: it %s", name, problem)
+                logger.warning("`--report_to all` omits the tracker %s: it %s", name, problem)
             continue
         if resume_step is not None:
             tracker.resume(resume_step)
@@ -442,5 +442,5 @@ class WandbTracker:
         self.run.log(wandb_histograms, step=step)
 
     def close(self) -> None:
-        """Finishes the run."""
+        """Finishes the W&B run."""
         self.run.finish()

@@ -295,7 +295,7 @@ The data are lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}
     "cpo": r"""
 Train a language model on preferences with CPO or SimPO, like TRL's CPO.
 
-This is SimPO, which has no reference model, with the recommended beta and margin:
+Train with SimPO, which has no reference model, and its recommended beta and margin:
 
     hfseq train cpo --output_dir my-simpo --train_file train.jsonl --validation_file dev.jsonl \
         --model_name_or_path my-assistant --loss_type simpo --beta 2 --simpo_gamma 1 \
@@ -403,7 +403,7 @@ Fine-tune a pretrained ViT on images that are sorted into one folder per class:
         --eval_strategy epoch --metric_for_best_model eval_accuracy --load_best_model_at_end
 
 Train a new model on a table with a label column and a column of image paths, which are relative to
-the table:
+the directory of the table:
 
     hfseq train image_classification --output_dir my-digits --train_file digits/train.csv \
         --image_column file --label_column digit --model_type vit --image_size 32 --no_augment \
@@ -417,8 +417,8 @@ Predict the classes of images without labels with a trained model:
     "image_text": r"""
 Train an image encoder and a text encoder on images with captions, like CLIP.
 
-The data are a table with a column of image paths, relative to the table, and a column of captions
-or lists of captions:
+The data are a table with two columns: image paths, which are relative to the directory of the
+table, and captions or lists of captions:
 
     hfseq train image_text --output_dir my-pairs --model_name_or_path vit-bert \
         --train_file coco/train.jsonl --validation_file coco/validation.jsonl \
@@ -434,8 +434,8 @@ The loss compares all images and captions of the global batch, across all device
     "image_to_text": r"""
 Train an image captioning model that consists of an image encoder and a text decoder.
 
-The data are a table with a column of image paths, relative to the table, and a column of captions
-or lists of captions:
+The data are a table with two columns: image paths, which are relative to the directory of the
+table, and captions or lists of captions:
 
     hfseq train image_to_text --output_dir my-captions --model_name_or_path vit-gpt2 \
         --train_file coco/train.jsonl --validation_file coco/validation.jsonl \
@@ -475,8 +475,9 @@ Continue training a pretrained model on a dataset with audio:
     "ctc": r"""
 Train wav2vec 2.0 for speech recognition with CTC, where the labels are letters.
 
-The data are a table with a column of audio files, relative to the table, and a column of
-transcripts. This fine-tunes a model that was pretrained on audio without transcripts:
+The data are a table with two columns: paths of audio files, which are relative to the directory of
+the table, and transcripts. This command fine-tunes a model that was pretrained on audio without
+transcripts:
 
     hfseq train ctc --output_dir my-ears --train_file spoken/train.csv \
         --validation_file spoken/validation.csv --audio_column_name audio \
@@ -488,8 +489,8 @@ transcripts. This fine-tunes a model that was pretrained on audio without transc
     "speech_recognition": r"""
 Train Whisper on audio with transcripts.
 
-The data are a table with a column of audio files, relative to the table, and a column of
-transcripts, or a dataset with audio:
+The data are a dataset with audio, or a table with two columns: paths of audio files, which are
+relative to the directory of the table, and transcripts:
 
     hfseq train speech_recognition --output_dir my-whisper \
         --model_name_or_path openai/whisper-small --language norwegian --task transcribe \

@@ -1,6 +1,6 @@
 """Models as attributes of NNX modules.
 
-The models of Transformers 4 were no pytrees, so NNX modules accepted them as attributes. hfseq's
+The models of Transformers 4 were not pytrees, so NNX modules accepted them as attributes. hfseq's
 models are pytrees, which NNX only accepts if their class is registered as data.
 """
 
@@ -13,7 +13,7 @@ BASE = "hfseq.modeling.base"
 
 
 def register_models(module: ModuleType) -> None:
-    """Registers all classes that derive from `FlaxModel` in the module `BASE`, also later ones."""
+    """Registers all subclasses of `FlaxModel` in the module `BASE`, and future subclasses."""
     from flax import nnx
 
     model_class = module.FlaxModel

@@ -1,6 +1,6 @@
-"""Class methods of configurations that Transformers 5 removed.
+"""Restores class methods of configuration classes that Transformers 5 removed.
 
-They build a configuration from those of its parts, for example
+The methods build a composite configuration from the configurations of its parts, for example
 `CLIPConfig.from_text_vision_configs(text_config, vision_config, projection_dim=8)`.
 """
 
@@ -60,7 +60,10 @@ for _path, (_method, _fields) in _METHODS.items():
 
 
 def add_methods(module: ModuleType) -> None:
-    """Adds the removed methods to the configuration classes of a module in `MODULES`."""
+    """Adds the class methods in `MODULES` to the configuration classes of a module.
+
+    Methods that Transformers still has are not replaced.
+    """
     for class_name, method, fields in MODULES[module.__name__]:
         config_class = getattr(module, class_name, None)
         if config_class is not None and not hasattr(config_class, method):
@@ -68,9 +71,10 @@ def add_methods(module: ModuleType) -> None:
 
 
 def _constructor(name: str, fields: list[str]) -> classmethod[Any, Any, Any]:
-    """Returns a class method that passes configurations as fields to the class.
+    """Returns a class method that creates a configuration from the configurations of its parts.
 
-    Its arguments have the names of the fields, or `decoder_config` for a field `decoder`.
+    The class method passes each of its arguments to the class as a field. The names of the
+    arguments end with `_config`: the argument for a field `decoder` is `decoder_config`.
     """
     parameter = inspect.Parameter
     parameters = [
@@ -89,7 +93,9 @@ def _constructor(name: str, fields: list[str]) -> classmethod[Any, Any, Any]:
         return cls(**{field: _as_dict(config) for field, config in parts}, **options)
 
     construct.__name__ = name
-    construct.__doc__ = f"Creates a configuration from those of its parts: {', '.join(fields)}."
+    construct.__doc__ = (
+        f"Creates a configuration from the configurations of its parts: {', '.join(fields)}."
+    )
     self_parameter = parameter("cls", parameter.POSITIONAL_ONLY)
     construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[self_parameter, *signature.parameters.values()]

@@ -1,7 +1,8 @@
 """Module-level functions of Transformers 4's Flax modules, which some programs import.
 
-They have the names, arguments and results of Transformers 4.57. hfseq itself does not use them.
-`FUNCTIONS` assigns them to the old modules, because some names have several definitions.
+The functions have the names, arguments and results of Transformers 4.57. hfseq itself does not use
+them. `FUNCTIONS` lists the functions of each module of Transformers 4, because different modules
+define different functions of the same name.
 """
 
 from __future__ import annotations
@@ -133,14 +134,14 @@ def _angles(length: int, width: int) -> np.ndarray:
 
 
 def positional_encoding(position: int, d_model: int) -> jax.Array:
-    """Returns DistilBERT's sinusoids, `(1, position, d_model)`, alternately sines and cosines."""
+    """Returns DistilBERT's sinusoids, `(1, position, d_model)`. Sines and cosines alternate."""
     angles = _angles(position, d_model)
     odd = np.arange(d_model) % 2 == 1
     return jnp.asarray(np.where(odd, np.cos(angles), np.sin(angles))[None], jnp.float32)
 
 
 def _sines_then_cosines(n_pos: int, dim: int) -> jax.Array:
-    """Returns the sinusoids of Marian, PEGASUS and RoFormer, `(n_pos, dim)`: first the sines."""
+    """Returns the sinusoids of Marian, PEGASUS and RoFormer, `(n_pos, dim)`. Sines come first."""
     angles = _angles(n_pos, dim)
     parts = (np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2]))
     return jnp.asarray(np.concatenate(parts, axis=1), jnp.float32)

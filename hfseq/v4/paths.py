@@ -82,7 +82,7 @@ def install() -> None:
 
 
 def is_flax_available() -> bool:
-    """Returns True: the Flax classes are those of hfseq."""
+    """Returns True, because hfseq provides the Flax classes."""
     return True
 
 
@@ -264,7 +264,7 @@ def _is_old_module(name: str) -> bool:
 
 
 def _hfseq_modules(name: str) -> list[str]:
-    """Returns the names of hfseq's modules for the name of a module of Transformers 4."""
+    """Returns the names of the hfseq modules that replace a module of Transformers 4."""
     if name in MODULES:
         return [MODULES[name]]
     match = _FAMILY.fullmatch(name)

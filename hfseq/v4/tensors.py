@@ -1,6 +1,7 @@
 """JAX arrays in Transformers' tokenizers and processors.
 
-As in Transformers 4, they decode JAX arrays, and return them with `return_tensors="jax"`.
+As in Transformers 4, tokenizers decode JAX arrays, and tokenizers and processors return JAX arrays
+for `return_tensors="jax"`.
 """
 
 from __future__ import annotations

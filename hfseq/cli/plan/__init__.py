@@ -97,15 +97,15 @@ def check_fit(plan: dict[str, Any]) -> None:
     requirement = f"this run needs {needed} per device, but only {usable} are usable"
     if fit["largest_rows_a_shard"]:
         raise HfseqError(
-            f"{requirement}: {excess} too much. Use --per_device_train_batch_size "
+            f"{requirement}, which is {excess} too much. Use --per_device_train_batch_size "
             f"{fit['largest_rows_a_shard']}, and increase --gradient_accumulation_steps to keep "
             "the number of rows per step"
         )
     shortfall = format_bytes(fit["one_row"] - devices["usable"])
     recompute = "" if plan["run"]["gradient_checkpointing"] else "--gradient_checkpointing, "
     raise HfseqError(
-        f"{requirement}. Even a single row per device needs {shortfall} too much: try {recompute}"
-        "a shorter --length, or more devices on the fsdp or tensor axis"
+        f"{requirement}. Even with a single row per device, the run needs {shortfall} too much: "
+        f"try {recompute}a shorter --length, or more devices on the fsdp or tensor axis"
     )
 
 
@@ -212,9 +212,9 @@ def _compiled_lines(plan: dict[str, Any]) -> Iterator[str]:
         yield "  (the workspace of cuDNN is not included)"
     if not compiled["real"]:
         yield (
-            "  (this program was compiled for CPUs. It contains a substitute for the attention "
-            "kernel that uses as little memory. The compiler of the accelerator was not used: "
-            f"{compiled['passed_over']})"
+            "  (this program was compiled for CPUs. In place of the attention kernel, it contains "
+            "a substitute that uses the same amount of memory. The compiler of the accelerator was "
+            f"not used: {compiled['passed_over']})"
         )
 
 

@@ -349,9 +349,9 @@ def _exchange(
 def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the entry ``time`` of a plan.
 
-    It contains the FLOPs of a step, including the forward passes of a reference model or a teacher,
-    the estimated duration of a step, the total transfer time of its collectives, the tokens per
-    second, and the days that the training takes.
+    The entry contains the FLOPs of a step, the estimated duration of a step, the total transfer
+    time of its collectives, the tokens per second, and the days that the training takes. The FLOPs
+    include the forward passes of a reference model or a teacher.
 
     Args:
         options: The options of the plan.
@@ -416,8 +416,9 @@ def _fit(
 ) -> dict[str, Any]:
     """Returns the memory that the run needs per device, and the largest batch.
 
-    Two compiled programs with different numbers of rows determine the memory and the additional
-    memory per row. If one of the programs is missing, its number comes from the trace.
+    The needed memory is that of the compiled step. The memory per row is computed from a second
+    compiled step with twice as many rows. If one of these programs was not compiled, the trace of
+    the model provides the number.
 
     Args:
         plan: The plan so far.

@@ -40,7 +40,7 @@ def option_field(group: str, metavar: str | None, text: str, default: Any = None
 class Options(CheckedArguments):
     """The flags of ``hfseq plan`` as plain values, which can be sent to another process.
 
-    Flags that also exist in the training scripts have the same names as there.
+    Flags that also exist in the training scripts have the same names.
 
     Attributes:
         accelerator: The accelerator in ``devices``.
@@ -55,7 +55,7 @@ class Options(CheckedArguments):
         "devices", "NAME:N", "Accelerator and number of devices, e.g. h200:64 or v5e:4.", MISSING
     )
     preset: str | None = option_field(
-        "model", "NAME", "Named size of the architecture. Only if MODEL is a model type."
+        "model", "NAME", "Named size of the architecture. Requires that MODEL is a model type."
     )
     config_overrides: str | None = option_field(
         "model", "A=1,B=2", "Comma-separated changes to the configuration."
@@ -64,7 +64,7 @@ class Options(CheckedArguments):
         "devices", "MESH", "Mesh, e.g. data=8,fsdp=8. Default: all devices on the data axis."
     )
     memory_gb: PositiveFloat | None = option_field(
-        "devices", "X", "Memory per device in GB. Default: from the data sheet."
+        "devices", "X", "Memory per device in GB. Default: the value in the data sheet."
     )
     memory_share: PositiveFraction | None = option_field(
         "devices",
@@ -72,7 +72,7 @@ class Options(CheckedArguments):
         "Fraction of the memory that JAX may use. Default: JAX's default, which is 0.75 on GPUs.",
     )
     peak_tflops: PositiveFloat | None = option_field(
-        "devices", "X", "Peak performance per device in TFLOP/s. Default: from the data sheet."
+        "devices", "X", "Peak TFLOP/s per device. Default: the value in the data sheet."
     )
     network_gbs: PositiveFloat | None = option_field(
         "devices", "X", "Network bandwidth per device in GB/s. Default: the bandwidth of a DGX."

@@ -259,8 +259,8 @@ def blockwise_attention(call: AttentionCall) -> jax.Array:
     """Computes attention on CPUs in blocks, with as little memory as a flash attention kernel.
 
     The function processes a block of queries at a time, recomputes the block in the backward pass,
-    and does not store the attention scores. It is only compiled and never run, because its dropout
-    and its masks have wrong values. They only need as much memory and time as correct ones.
+    and does not store the attention scores. The function is only compiled and never run. Its
+    dropout and its masks have wrong values, but need as much memory and time as correct ones.
     """
     query, key, visible, bias = call.query, call.key, call.visible, call.bias
     queries, keys = call.queries, call.keys

@@ -42,9 +42,11 @@ def unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.num_shards(SEQUENCE) > 1:
         return "the mesh splits sequences"
     if spec.batch % spec.num_shards(*BATCH_AXES):
-        return f"{spec.num_shards(*BATCH_AXES)} devices do not divide a batch of {spec.batch}"
+        return (
+            f"{spec.num_shards(*BATCH_AXES)} devices do not divide a batch of {spec.batch} evenly"
+        )
     if spec.heads % spec.num_shards(TENSOR):
-        return f"{spec.num_shards(TENSOR)} devices do not divide {spec.heads} heads"
+        return f"{spec.num_shards(TENSOR)} devices do not divide {spec.heads} heads evenly"
     return None
 
 

@@ -43,7 +43,7 @@ def unsupported_reason(spec: AttentionSpec) -> str | None:
     if spec.num_shards(SEQUENCE) > 1:
         return "the mesh splits sequences"
     if spec.batch % spec.num_shards(*BATCH_AXES) or spec.heads % spec.num_shards(TENSOR):
-        return "the mesh does not divide the batch or the heads"
+        return "the mesh does not divide the batch or the heads evenly"
     return None
 
 
