@@ -267,8 +267,8 @@ def continues_answer(messages: Sequence[Mapping[str, Any]], continues: bool | No
 
     Args:
         messages: The messages.
-        continues: The option ``continue_final_message``. By default, the text continues a message
-            of the assistant without tool calls.
+        continues: The option ``continue_final_message``. The default is true if the last message
+            has the role "assistant" and contains no tool calls.
     """
     last = messages[-1]
     if continues is None:

@@ -178,16 +178,21 @@ class Case:
 
     @property
     def gradient_tolerance(self) -> float:
-        """The tolerance of gradients, which are sums over all positions of the batch.
+        """The tolerance of gradients in comparisons with PyTorch and with several devices."""
+        return self.tolerance * self.gradient_rounding
 
-        The rounding error of a sum of n terms grows like ``sqrt(n)``, so :attr:`tolerance` is
-        multiplied by ``sqrt(n) / 2``.
+    @property
+    def gradient_rounding(self) -> float:
+        """The factor by which tolerances of gradients are larger than those of outputs.
+
+        A gradient is a sum over all n positions of the batch. The rounding error of a sum grows
+        like ``sqrt(n)``, so the factor is ``sqrt(n) / 2``.
         """
         sizes = [np.prod(value.shape[:2]) for value in self.inputs.values() if value.ndim > 1]
         terms = max(sizes, default=ROWS)
         if "pixel_values" in self.inputs:
             terms = max(terms, ROWS * self.inputs["pixel_values"][0, 0].size)
-        return self.tolerance * max(1.0, float(np.sqrt(terms)) / 2)
+        return max(1.0, float(np.sqrt(terms)) / 2)
 
     @property
     def params(self) -> Params:

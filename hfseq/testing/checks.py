@@ -129,7 +129,8 @@ def scan_layers(case: Case) -> None:
         raise AssertionError(f"{error}\n  {_first_different_layer(case, scanned)}") from None
     ours = scanned.weight_map.unstack(gradient)
     theirs = {path: expected[1][path] for path in ours}
-    assert_close(ours, theirs, 1e-6, "gradients, scan against loop", rounding=1e-7)
+    tolerance = 1e-6 * case.gradient_rounding
+    assert_close(ours, theirs, tolerance, "gradients, scan against loop", rounding=1e-7)
 
 
 def _first_different_layer(case: Case, scanned: Any) -> str:
@@ -159,7 +160,7 @@ def gradient_checkpointing(case: Case) -> None:
     plain = case.train(case.model, case.params)
     assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
     label = "gradients with gradient checkpointing"
-    assert_close(gradient, plain[1], 1e-6, label, rounding=1e-7)
+    assert_close(gradient, plain[1], 1e-6 * case.gradient_rounding, label, rounding=1e-7)
 
 
 def bfloat16_outputs(case: Case) -> dict[str, jax.Array]:

@@ -135,7 +135,8 @@ def attention(
     if unknown:
         names = ", ".join(sorted(unknown))
         raise UnsupportedModel(
-            f"it passes the arguments {names} to its attention function, which hfseq does not know",
+            f"the model passes the arguments {names} to its attention function. hfseq does not "
+            "know these arguments",
             operator=f"attention with {names}",
             solution="The model needs a native implementation",
         )
