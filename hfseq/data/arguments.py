@@ -171,8 +171,8 @@ class DistillationArguments(CheckedArguments):
     ) = option(
         None,
         "How predictions are compared: forward_kl, reverse_kl or jsd (between distributions), mse "
-        "(between outputs), or, for embeddings, also cosine and margin_mse. Default: forward_kl, "
-        "and cosine for embeddings.",
+        "(between outputs), for embeddings also cosine, and for embeddings and reward models also "
+        "margin_mse. Default: forward_kl; cosine for embeddings, margin_mse for reward models.",
     )
     distillation_temperature: PositiveFloat = option(
         1.0, "Temperature of teacher and student. Divergences are multiplied by its square."

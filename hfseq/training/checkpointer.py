@@ -55,6 +55,7 @@ class Progress:
         collections: The sizes of the model's non-parameter collections, and the name of the
             `--precision` recipe that they belong to.
         data: The flags and sizes that determine the order of the training data.
+        first_samples: Sample inputs and outputs of the model before training, or `None`.
     """
 
     step: int = 0
@@ -67,6 +68,7 @@ class Progress:
     windows: dict | None = None
     collections: dict | None = None
     data: dict | None = None
+    first_samples: list | None = None
 
 
 @functools.cache
