@@ -14,9 +14,9 @@ from hfseq.data.arguments import OBJECTIVES, CausalArguments, EmbeddingArguments
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
 from hfseq.objectives import divergences
+from hfseq.objectives.base import Auxiliary
 from hfseq.objectives.clm import CausalLM
 from hfseq.objectives.distillation import with_teacher
-from hfseq.objectives.base import Auxiliary
 from hfseq.plugins import load
 from tests.support import chats, preferences
 from tests.support.tiers import first

@@ -76,7 +76,7 @@ def save_model(
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     tokenizer.eos_token, tokenizer.pad_token = chats.END_TOKEN, "<|endoftext|>"
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = LlamaConfig(vocab_size=len(tokenizer), **tokens, **(sizes | options))
+    config = LlamaConfig(vocab_size=len(tokenizer), **(tokens | sizes | options))
     getattr(hfseq, f"FlaxLlama{head}")(config, seed=seed).save_pretrained(folder / name)
     tokenizer.save_pretrained(folder / name)
     return folder / name

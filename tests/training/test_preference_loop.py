@@ -133,7 +133,7 @@ def test_gradient_accumulation_is_exact(tune, objective):
     assert "## Citation" in card and f"  - {whole.run.objective.tags[0]}\n".strip() in card
 
 
-@pytest.mark.parametrize("objective", first(OBJECTIVES, "orpo"))
+@pytest.mark.parametrize("objective", first(OBJECTIVES))
 def test_a_teacher_does_not_depend_on_micro_batches_and_meshes(tune, folder, objective):
     teacher = folder / ("rewards" if objective == "reward" else "teacher")
     options = {"teacher": teacher, "hidden_state_weight": 1.0, "max_steps": 2}
