@@ -199,11 +199,12 @@ class Distillation(Objective):
     ) -> dict[str, str]:
         """Adds the teacher, the weighted losses, and the last distillation loss."""
         data, rows = self.arguments, super().card_rows(counts, log)
+        loss = f"`{self.distillation_loss}`"
+        if self.distillation_loss in DIVERGENCES:
+            loss += f" at temperature {data.distillation_temperature:g}"
         weights = {
             "loss of the labels": data.task_weight,
-            f"`{self.distillation_loss}` at temperature {data.distillation_temperature:g}": (
-                data.distillation_weight
-            ),
+            loss: data.distillation_weight,
             "cosine distance of the last hidden states": data.hidden_state_weight,
             "divergence of the last attention weights": data.attention_weight,
         }

@@ -379,8 +379,9 @@ def sample_outputs(
 def _first_outputs(progress: Progress, examples: Sequence[tuple[str, str]]) -> list[str]:
     """Returns the outputs before training for the inputs of `examples`, or an empty list."""
     outputs = {prompt: output for prompt, output in progress.first_samples or ()}
-    known = all(prompt in outputs for prompt, _ in examples)
-    return [outputs[prompt] for prompt, _ in examples] if known else []
+    if any(prompt not in outputs for prompt, _ in examples):
+        return []
+    return [outputs[prompt] for prompt, _ in examples]
 
 
 # Fields that `CardContext.with_log` and the plugin of the architecture fill in.

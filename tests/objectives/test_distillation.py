@@ -125,9 +125,11 @@ def preference_losses(folder, name, model, teacher, **flags):
     values: dict = {"train_file": [str(folder / f"train{suffix}.jsonl")], **flags}
     results = []
     for weights in ({"teacher": str(folder / "model"), "task_weight": 0.25}, {}):
-        kind = with_teacher(load().objectives.get(name)) if weights else load().objectives.get(name)
+        objective_class = load().objectives.get(name)
+        if weights:
+            objective_class = with_teacher(objective_class)
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-        objective = kind(OBJECTIVES[name](**values, **weights), tokenizer, model.config)
+        objective = objective_class(OBJECTIVES[name](**values, **weights), tokenizer, model.config)
         objective.auxiliary = {"teacher": Auxiliary(teacher), "reference": Auxiliary(teacher)}
         objective.prepare(model)
         rows, _ = objective.make_rows(objective.load_splits(None), "train", 64)
