@@ -172,7 +172,8 @@ class DistillationArguments(CheckedArguments):
         None,
         "How the predictions of model and teacher are compared. forward_kl, reverse_kl and jsd "
         "compare distributions, and mse compares outputs. Embeddings also support cosine and "
-        "margin_mse. Default: cosine for embeddings, otherwise forward_kl.",
+        "margin_mse, and reward models margin_mse. Default: cosine for embeddings, margin_mse for "
+        "reward models, otherwise forward_kl.",
     )
     distillation_temperature: PositiveFloat = option(
         1.0,

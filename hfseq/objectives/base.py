@@ -342,6 +342,8 @@ class Objective:
     default_length: ClassVar[int] = 512
     # Tags of the trained models on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
+    # Whether the model card also contains the outputs of `samples` before training.
+    compares_samples: ClassVar[bool] = False
     # BibTeX entry of the method, for the model card.
     citation: ClassVar[str] = ""
     # Whether --streaming is supported, and whether --do_predict is supported on a test split.
@@ -364,8 +366,8 @@ class Objective:
     # The structures of the models that `auxiliary_models` names. The batch of `loss` contains their
     # parameters under "auxiliary".
     auxiliary: Mapping[str, Auxiliary] = {}
-    # Whether the auxiliary models are only used before training.
-    precomputes_auxiliary: bool = False
+    # Names of the auxiliary models that are only used before training.
+    precomputed_auxiliary: frozenset[str] = frozenset()
     # Whether a batch can contain rows of several datasets of a mixture (`--train_mixture`).
     mixes_rows: ClassVar[bool] = True
 

@@ -1,7 +1,8 @@
 """Knowledge distillation (Hinton et al., 2015): a student also learns the predictions of a teacher.
 
-The student is the trained model. `with_teacher` adds distillation to the objective "embedding" and
-to any objective that calls the model once per batch and whose model returns logits.
+The student is the trained model. `with_teacher` adds distillation to any objective that calls the
+model once per batch and whose model returns logits, to the objective "embedding", and to the
+objectives that train on preferences.
 """
 
 from __future__ import annotations
@@ -42,23 +43,27 @@ PROJECTION = "projection"
 #: Names of the metrics that compare the hidden states and the attention weights of both models.
 HIDDEN_STATES, ATTENTIONS = "hidden_state_distance", "attention_divergence"
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
+CITATION = """\
+@article{hinton2015distilling,
+  title = {Distilling the Knowledge in a Neural Network},
+  author = {Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff},
+  journal = {arXiv preprint arXiv:1503.02531},
+  year = {2015}
+}"""
 #: Names of the model inputs that contain token IDs.
 ID_INPUTS = ("input_ids", "query_input_ids", "decoder_input_ids")
 
 
 @functools.cache
 def with_teacher(objective: type[Objective]) -> type[Objective]:
-    """Returns a subclass of an objective that also learns the predictions of ``--teacher``.
-
-    Raises:
-        UsageError: The objective trains on preferences.
-    """
-    if issubclass(objective, PreferenceObjective):
-        raise UsageError(
-            f"--teacher: the objective '{objective.name}' compares answers and does not support a "
-            "teacher. Drop the flag, or first distill with the objective sft in a separate run"
-        )
-    part = EmbeddingDistillation if objective.name == "embedding" else Distillation
+    """Returns a subclass of an objective that also learns the predictions of ``--teacher``."""
+    part = Distillation
+    if objective.name == "embedding":
+        part = EmbeddingDistillation
+    elif objective.name == "reward":
+        part = RewardDistillation
+    elif issubclass(objective, PreferenceObjective):
+        part = PreferenceDistillation
     return type(f"Distilled{objective.__name__}", (part, objective), {})
 
 
@@ -71,13 +76,10 @@ class Distillation(Objective):
     compare the model with its teacher are means over all tokens.
     """
 
-    citation = """\
-@article{hinton2015distilling,
-  title = {Distilling the Knowledge in a Neural Network},
-  author = {Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff},
-  journal = {arXiv preprint arXiv:1503.02531},
-  year = {2015}
-}"""
+    #: Whether the positions at which model and teacher are compared are not the targets of the
+    #: objective. Both are then counted over the whole step.
+    compares_other_positions: bool = False
+
     #: The values of ``--distillation_loss`` that this class supports. The first is the default.
     distillation_losses: ClassVar[tuple[str, ...]] = (*DIVERGENCES, "mse")
 
@@ -85,6 +87,8 @@ class Distillation(Objective):
         """Checks the flags, and compares the vocabularies of teacher and student."""
         super().setup()
         data = self.arguments
+        method = self.__dict__.get("citation", super().citation)
+        self.citation = "\n\n".join(filter(None, (method, CITATION)))  # type: ignore[misc]
         self.distillation_loss = data.distillation_loss or self.distillation_losses[0]
         if self.distillation_loss not in self.distillation_losses:
             raise UsageError(
@@ -103,9 +107,10 @@ class Distillation(Objective):
         }
         self.sums = (*self.sums, *self.inner_weights)  # type: ignore[misc]
         # As in DistilBERT, masked language modeling compares all tokens, not only the masked ones.
-        self.compares_all_tokens = self.name == "mlm"
-        if self.compares_all_tokens:
-            self.computes_all_logits = True
+        if self.name == "mlm":
+            self.computes_all_logits = self.compares_other_positions = True
+        self.objective_uses_totals = self.uses_step_totals
+        if self.compares_other_positions:
             self.uses_step_totals = True  # type: ignore[misc]  # per instance
         self.teacher_ids, self.num_tokens = self._match_vocabularies()
 
@@ -170,10 +175,24 @@ class Distillation(Objective):
         with the student, but is not saved with it.
         """
         super().prepare(model)
+        teacher = self.auxiliary[TEACHER].model
+        pairs = [getattr(each.config, "is_encoder_decoder", False) for each in (model, teacher)]
+        if pairs[0] != pairs[1]:
+            raise UsageError(
+                f"--teacher {self.arguments.teacher} is {'an' if pairs[1] else 'no'} "
+                f"encoder-decoder, unlike the student ('{model.config.model_type}'): use a teacher "
+                "with the inputs of the student"
+            )
+        if getattr(self, "packing", False) and not teacher.accepts("segment_ids"):
+            raise UsageError(
+                f"--packing: the architecture '{teacher.config.model_type}' of --teacher "
+                f"{self.arguments.teacher} does not accept segment_ids, which packing requires: "
+                "drop --packing"
+            )
         self.projects_hidden_states = False
         if not self.arguments.hidden_state_weight:
             return
-        width, target = (_width(each) for each in (model, self.auxiliary[TEACHER].model))
+        width, target = (_width(each) for each in (model, teacher))
         if width != target and width and target:
             draw = np.random.default_rng(0).normal(size=(width, target)) / math.sqrt(width)
             model.train_modules({PROJECTION: {"kernel": draw.astype(np.float32)}})
@@ -190,11 +209,12 @@ class Distillation(Objective):
     ) -> dict[str, str]:
         """Adds the teacher, the weighted losses, and the last distillation loss."""
         data, rows = self.arguments, super().card_rows(counts, log)
+        loss = f"`{self.distillation_loss}`"
+        if self.distillation_loss in DIVERGENCES:
+            loss += f" at temperature {data.distillation_temperature:g}"
         weights = {
             "loss of the labels": data.task_weight,
-            f"`{self.distillation_loss}` at temperature {data.distillation_temperature:g}": (
-                data.distillation_weight
-            ),
+            loss: data.distillation_weight,
             "cosine distance of the last hidden states": data.hidden_state_weight,
             "divergence of the last attention weights": data.attention_weight,
         }
@@ -215,13 +235,13 @@ class Distillation(Objective):
         self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
     ) -> dict[str, jax.Array]:
         """Adds the number of labels and the number of compared tokens of the whole step."""
-        totals: dict[str, jax.Array] = super().step_totals(model, params, batch, extra)
-        if not self.compares_all_tokens:
+        totals: dict[str, jax.Array] = {}
+        if self.objective_uses_totals:
+            totals = super().step_totals(model, params, batch, extra)
+        if not self.compares_other_positions:
             return totals
-        return totals | {
-            "labels": (batch["labels"] != IGNORE_INDEX).sum(),
-            "compared": (batch["segment_ids"] > 0).sum(),
-        }
+        compared = self._positions(batch).sum()
+        return totals | {"targets": self._count_targets(batch), "compared": compared}
 
     def loss(
         self,
@@ -243,12 +263,7 @@ class Distillation(Objective):
             dropout = False
         with base.record_forward(**self._requested_outputs()) as calls, nn.defer_logits():
             task_loss, count, outputs = super().loss(model, params, batch, dropout, train, extra)
-        if len(calls) != 1:
-            raise UsageError(
-                f"--teacher: the objective '{self.name}' runs the model {len(calls)} times per "
-                "batch, but distillation only supports objectives that run it once: drop the flag"
-            )
-        (call,) = calls
+        call = self._student_call(calls)
         with nn.defer_logits():
             teacher_output = self._run_teacher(call, batch)
         values, mask = self._compare(call, teacher_output, batch)
@@ -259,9 +274,9 @@ class Distillation(Objective):
                 "supports objectives with one label per output"
             )
         scale = jnp.ones(())
-        if self.compares_all_tokens:
+        if self.compares_other_positions:
             step = batch["step_totals"]
-            scale = step["labels"] / jnp.maximum(step["compared"], 1)
+            scale = step["targets"] / jnp.maximum(step["compared"], 1)
         distilled = jnp.where(mask, values, 0.0).sum()
         total = data.task_weight * task_loss + data.distillation_weight * scale * distilled
         totals = dict(outputs.get("totals", {}))
@@ -286,6 +301,19 @@ class Distillation(Objective):
         """Returns the keyword arguments with which a model returns the values to compare."""
         names = {HIDDEN_STATES: "output_hidden_states", ATTENTIONS: "output_attentions"}
         return {names[name]: True for name in self.inner_weights}
+
+    def _student_call(self, calls: Sequence[ForwardCall]) -> ForwardCall:
+        """Returns the call of the model that is compared with the teacher.
+
+        Args:
+            calls: All calls of the loss, in order.
+        """
+        if len(calls) != 1:
+            raise UsageError(
+                f"--teacher: the objective '{self.name}' runs the model {len(calls)} times per "
+                "batch, but distillation supports objectives that run it once"
+            )
+        return calls[0]
 
     def _run_teacher(self, call: ForwardCall, batch: Batch) -> Any:
         """Runs the teacher on the inputs of the student."""
@@ -356,13 +384,17 @@ class Distillation(Objective):
 
     def _positions(self, batch: Batch) -> jax.Array:
         """Returns a mask of the positions at which logits are compared."""
-        if self.compares_all_tokens:
+        if self.compares_other_positions:
             return batch["segment_ids"] > 0
         if "counts" in batch:
             return batch["counts"]
         if "labels" in batch:
             return batch["labels"] != IGNORE_INDEX
         return batch["valid"]
+
+    def _count_targets(self, batch: Batch) -> jax.Array:
+        """Returns the number of targets, by which the sum of the losses is divided."""
+        return (batch["labels"] != IGNORE_INDEX).sum()
 
     def _compare_hidden(self, output: Any, teacher_output: Any, params: Params) -> jax.Array:
         """Returns the cosine distance of the last hidden states, `(rows, tokens)`."""
@@ -404,7 +436,7 @@ class Distillation(Objective):
         """
         data, metrics = self.arguments, super().metrics(totals)
         distilled = max(totals["distilled"], 1)
-        task_loss = totals["task_loss"] / max(totals["task_targets"], 1)
+        task_loss = self._task_loss(totals, metrics)
         metrics["distillation_loss"] = totals["distillation"] / distilled
         total = data.task_weight * task_loss
         total += data.distillation_weight * metrics["distillation_loss"]
@@ -412,6 +444,104 @@ class Distillation(Objective):
             metrics[name] = totals[name] / distilled
             total += weight * metrics[name]
         return metrics | {"total_loss": total}
+
+    def _task_loss(self, totals: Mapping[str, float], metrics: Mapping[str, float]) -> float:
+        """Returns the mean loss of the labels from the totals and the metrics of the objective."""
+        return totals["task_loss"] / max(totals["task_targets"], 1)
+
+
+class PreferenceDistillation(Distillation):
+    """Compares the predictions of the tokens of all answers with those of the teacher.
+
+    Answers are the chosen and the rejected ones, without their prompts. Each distillation loss is a
+    mean over the tokens of all answers of the step.
+    """
+
+    compares_other_positions = True
+
+    def _student_call(self, calls: Sequence[ForwardCall]) -> ForwardCall:
+        # The further calls are those of the reference model.
+        return calls[0]
+
+    def _positions(self, batch: Batch) -> jax.Array:
+        learned = batch["learned"]
+        return learned.reshape(-1, learned.shape[-1]) > 0
+
+    def _count_targets(self, batch: Batch) -> jax.Array:
+        return batch["pairs"].sum()
+
+    def _task_loss(self, totals: Mapping[str, float], metrics: Mapping[str, float]) -> float:
+        # The loss of the objective, whose terms have different divisors.
+        return metrics["loss"]
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics of the preferences, and those of the distillation.
+
+        With the KL divergence of KTO, there is no "total_loss", because an evaluation computes the
+        loss from all rows of a split and not from sums over batches.
+        """
+        metrics = super().metrics(totals)
+        if "kl" in metrics:
+            del metrics["total_loss"]
+        return metrics
+
+
+class RewardDistillation(Distillation):
+    """Compares the rewards of both answers of a pair with those of another reward model.
+
+    Each distillation loss is a mean over the pairs.
+    """
+
+    distillation_losses = ("margin_mse", "mse", *DIVERGENCES)
+
+    def prepare(self, model: FlaxPreTrainedModel) -> None:
+        """Also compares the padding tokens, before which both models read the reward."""
+        super().prepare(model)
+        teacher_pad = self.auxiliary[TEACHER].model.config.pad_token_id
+        pad = self.config.pad_token_id
+        expected = pad if self.teacher_ids is None else int(self.teacher_ids[pad])
+        if teacher_pad != expected:
+            raise UsageError(
+                f"--teacher {self.arguments.teacher} reads the reward at the last token that is "
+                f"not its padding token {teacher_pad}, but the rows are padded with the token "
+                f"{expected}: set --pad_token to the padding token of the teacher"
+            )
+
+    def reported_metrics(self, split: str) -> set[str] | None:
+        """Returns the names of all metrics of a split."""
+        names = super().reported_metrics(split) or set()
+        return names | set(self.metrics(dict.fromkeys(("loss", "count", *self.sums), 1.0)))
+
+    def _positions(self, batch: Batch) -> jax.Array:
+        return batch["pairs"][:, 0]
+
+    def _compare(
+        self, call: ForwardCall, teacher_output: Any, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        if teacher_output.logits.shape != call.output.logits.shape:
+            raise UsageError(
+                f"--teacher {self.arguments.teacher} has {teacher_output.logits.shape[-1]} outputs "
+                "per answer, but a reward model has one: use a reward model as the teacher"
+            )
+        student, teacher = (
+            output.logits.astype(jnp.float32).reshape(-1, 2)
+            for output in (call.output, teacher_output)
+        )
+        teacher, data = jax.lax.stop_gradient(teacher), self.arguments
+        if self.distillation_loss == "margin_mse":
+            margins = (rewards[:, 0] - rewards[:, 1] for rewards in (student, teacher))
+            values = jnp.square(next(margins) - next(margins))
+        elif self.distillation_loss == "mse":
+            values = squared_error(student, teacher)
+        else:  # the two answers are the classes of the distribution of the preference
+            values = divergence(
+                self.distillation_loss,
+                student,
+                teacher,
+                data.distillation_temperature,
+                data.distillation_beta,
+            )
+        return values, self._positions(batch)
 
 
 class EmbeddingDistillation(Distillation):
@@ -536,7 +666,8 @@ def _per_target(values: jax.Array, batch: Batch, mask: jax.Array) -> jax.Array:
     """
     if values.shape == mask.shape:
         return values
-    tokens = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
+    names = ("attention_mask", "segment_ids", "segments")
+    tokens = next(batch[name] for name in names if name in batch) > 0
     real = tokens.reshape(values.shape)
     mean = jnp.where(real, values, 0.0).sum(-1) / jnp.maximum(real.sum(-1), 1)
     return mean.reshape(len(mask), -1).mean(-1)

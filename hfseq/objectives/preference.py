@@ -96,6 +96,7 @@ class PreferenceObjective(Objective):
     auto_class = "ForCausalLM"
     supports_streaming = False
     default_length = 1024
+    compares_samples = True
     row_guarantees = base.RowGuarantees()
     #: Number of answers per row.
     num_answers: ClassVar[int] = 2
@@ -518,7 +519,8 @@ class ReferenceObjective(PreferenceObjective):
     def setup(self) -> None:
         """Also sets whether the reference model only runs before training."""
         super().setup()
-        self.precomputes_auxiliary = self.arguments.precompute_ref_log_probs
+        if self.arguments.precompute_ref_log_probs:
+            self.precomputed_auxiliary = frozenset({REFERENCE})
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Also compares the vocabulary sizes of the reference model and the tokenizer.
@@ -543,7 +545,7 @@ class ReferenceObjective(PreferenceObjective):
     def full_rows(self, count: int, length: int) -> Arrays:
         """Returns ``count`` rows of answers without padding."""
         rows = super().full_rows(count, length)
-        if self.precomputes_auxiliary:
+        if REFERENCE in self.precomputed_auxiliary:
             pairs = (1,) if self.packing else ()
             rows["reference_logps"] = np.zeros((count, *pairs, self.num_answers), np.float32)
         return rows

@@ -327,6 +327,7 @@ class CardContext:
         eval_results: The evaluation results.
         curve_file: File name of the learning curve.
         sample_outputs: Pairs of input and output.
+        first_outputs: The outputs before training for the same inputs.
         limits: The section on limitations.
         citation: BibTeX entries.
         about: A line about the architecture.
@@ -366,6 +367,7 @@ class CardContext:
     eval_results: Sequence[CardResult] = ()
     curve_file: str = ""
     sample_outputs: Sequence[tuple[str, str]] = ()
+    first_outputs: Sequence[str] = ()
     limits: str = ""
     citation: str = ""
     about: str = ""
@@ -636,7 +638,7 @@ def render_model_card(context: CardContext) -> str:
         if torch
         else "",
         "torch_library": SENTENCE_TRANSFORMERS_TAG if sentences else "plain Transformers",
-        "samples": context.sample_outputs,
+        "samples": _samples(context),
         "facts": context.training_facts(),
         "command": shorten_paths(context.command),
         "hyperparameters": [(k, shorten_paths(str(v))) for k, v in context.hyperparameters.items()],
@@ -646,6 +648,18 @@ def render_model_card(context: CardContext) -> str:
     variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(variables)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _samples(context: CardContext) -> list[str]:
+    """Returns the text of each sample."""
+    samples = []
+    for number, (prompt, output) in enumerate(context.sample_outputs):
+        answers = [output]
+        if context.first_outputs:
+            answers = [f"Before training: {context.first_outputs[number]}"]
+            answers.append(f"After training: {output}")
+        samples.append("\n\n".join([f"> {prompt}", *answers]))
+    return samples
 
 
 def shorten_paths(text: str) -> str:

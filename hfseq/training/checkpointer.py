@@ -55,6 +55,8 @@ class Progress:
         collections: The sizes of the model's non-parameter collections, and the name of the
             `--precision` recipe that they belong to.
         data: The flags and sizes that determine the order of the training data.
+        first_samples: Sample inputs and outputs of the model before training, or `None`. Only
+            saved if there are any.
     """
 
     step: int = 0
@@ -67,6 +69,7 @@ class Progress:
     windows: dict | None = None
     collections: dict | None = None
     data: dict | None = None
+    first_samples: list | None = None
 
 
 @functools.cache
@@ -159,9 +162,12 @@ class Checkpointer:
                     f"no space left: the checkpoint needs about {needed / 1e6:.1f} MB, and "
                     f"{free / 1e6:.1f} MB are free"
                 )
+            record = dataclasses.asdict(progress)
+            if progress.first_samples is None:
+                del record["first_samples"]
             items = _orbax().args.Composite(
                 state=_orbax().args.PyTreeSave(state.to_dict()),
-                record=_orbax().args.JsonSave(dataclasses.asdict(progress)),
+                record=_orbax().args.JsonSave(record),
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:

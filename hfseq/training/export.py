@@ -376,6 +376,14 @@ def sample_outputs(
     return [(prompt, answer or "(nothing)") for prompt, answer in pairs]
 
 
+def _first_outputs(progress: Progress, examples: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the outputs before training for the inputs of `examples`, or an empty list."""
+    outputs = {prompt: output for prompt, output in progress.first_samples or ()}
+    if any(prompt not in outputs for prompt, _ in examples):
+        return []
+    return [outputs[prompt] for prompt, _ in examples]
+
+
 # Fields that `CardContext.with_log` and the plugin of the architecture fill in.
 _FIELDS_FROM_LOG = (
     *("model_name", "steps", "tokens_seen", "throughput", "mfu", "eval_results", "curve_file"),
@@ -460,6 +468,7 @@ def write_card(
         stock=stored.model_type in CONFIG_MAPPING_NAMES,
         custom_code=bool(getattr(stored, "auto_map", None)),
         sample_outputs=examples,
+        first_outputs=_first_outputs(progress, examples),
         language=training.card_language or [code for code in languages if code] or None,
         licence=training.card_license,
         about=spec.card or "",

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hfseq.data.batches import Batches
 from hfseq.errors import UsageError, atomic_replace, write_atomically
 from hfseq.nn import sharding, trees
-from hfseq.objectives.preference import REFERENCE, ReferenceObjective
+from hfseq.objectives.preference import REFERENCE
 from hfseq.training import processes
 from hfseq.training.loader import EvaluationLoader
 from hfseq.training.setup import Run
@@ -50,7 +50,7 @@ def precompute(run: Run, state: TrainState) -> Run:
             different data or weights.
     """
     objective = run.objective
-    if not isinstance(objective, ReferenceObjective) or not objective.precomputes_auxiliary:
+    if REFERENCE not in objective.precomputed_auxiliary:
         return run
     assert run.data is not None
     auxiliary: Any = run.frozen[AUXILIARY]
@@ -77,6 +77,8 @@ def precompute(run: Run, state: TrainState) -> Run:
             logger.info("%s: read the log-probabilities in %s", split, folder)
         _attach(rows, values)
     frozen = {name: part for name, part in run.frozen.items() if name != AUXILIARY}
+    if remaining := {name: part for name, part in auxiliary.items() if name != REFERENCE}:
+        frozen[AUXILIARY] = remaining
     return dataclasses.replace(run, frozen=frozen)
 
 

@@ -240,6 +240,8 @@ def _train(
         training.peak_tflops,
     )
     log_settings(run, session.progress.step)
+    if not session.progress.step and run.objective.compares_samples:
+        session.progress.first_samples = sample_outputs(run, state, None)
     # On a CPU, a step has ended before the callbacks run, so its results can be read immediately.
     delay = 0 if jax.default_backend() == "cpu" else 4
     results = StepResults(session.checkpointer, delay)

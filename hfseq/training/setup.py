@@ -193,10 +193,12 @@ class Run:
         quantization = self.arguments.model.base_quantization
         if quantization is not None:
             frozen = self.model.quantize(frozen, quantization)
-        if not self.auxiliary or self.objective.precomputes_auxiliary:
-            return frozen
-        stored = {name: plan.abstract_params() for name, plan in self.auxiliary.items()}
-        return {**frozen, state.AUXILIARY: stored}
+        stored = {
+            name: plan.abstract_params()
+            for name, plan in self.auxiliary.items()
+            if name not in self.objective.precomputed_auxiliary
+        }
+        return {**frozen, state.AUXILIARY: stored} if stored else frozen
 
     @functools.cached_property
     def _abstract_state(self) -> TrainState:

@@ -21,9 +21,12 @@ pytestmark = pytest.mark.slow
 LENGTH, VOCABULARY, ROWS = 640, 32_768, 8
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "clm"])
+@pytest.mark.parametrize(
+    ("objective", "teacher"),
+    [("dpo", False), ("kto", False), ("orpo", False), ("clm", True), ("dpo", True), ("kto", True)],
+)
 @pytest.mark.parametrize("target", ["h200", "v5e"])
-def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_path):
+def test_a_step_holds_neither_all_scores_nor_all_logits(objective, teacher, target, tmp_path):
     name = aot.parse(target)[0].name
     if reason := aot.unavailable_reason(name):
         pytest.skip(reason)
@@ -41,7 +44,7 @@ def test_a_step_holds_neither_all_scores_nor_all_logits(objective, target, tmp_p
     flags = {"output_dir": tmp_path / "out", "max_steps": 1, "do_train": True}
     flags |= {"precision": "bfloat16", "per_device_train_batch_size": ROWS}
     flags |= {"block_size" if objective == "clm" else "max_length": LENGTH}
-    if objective == "clm":
+    if teacher:
         hfseq.FlaxLlamaForCausalLM(config).save_pretrained(tmp_path / "teacher")
         AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "teacher")
         flags["teacher"] = tmp_path / "teacher"

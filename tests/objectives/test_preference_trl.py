@@ -13,6 +13,7 @@ import hfseq
 from hfseq.data.arguments import OBJECTIVES, PreferenceArguments
 from hfseq.nn import trees
 from hfseq.objectives.base import Auxiliary
+from hfseq.objectives.divergences import divergence
 from hfseq.plugins import load
 from tests.support import preferences
 from tests.support.chats import write_lines
@@ -273,3 +274,25 @@ def test_reward_models_equal_those_of_trl(trl, tmp_path):
     batch = pair_batch(arrays)
     assert batch["margin"].max() > 0.4
     check(expected, ours("reward", trl, trainer, batch, tmp_path, **options))
+
+
+@pytest.mark.parametrize(("name", "beta"), [("forward_kl", 0.0), ("jsd", 0.3), ("reverse_kl", 1.0)])
+def test_divergences_equal_trl(trl, name, beta):
+    """On fixed logits. TRL does not multiply by the square of the temperature."""
+    import torch
+    from trl.experimental.gkd import GKDTrainer
+
+    student, teacher = np.random.default_rng(0).normal(size=(2, 4, 7, 50)).astype(np.float32) * 3
+    inputs = torch.tensor(student, requires_grad=True)
+    expected = GKDTrainer.generalized_jsd_loss(
+        inputs, torch.tensor(teacher), beta=beta, temperature=2.0, reduction="sum"
+    )
+    expected.backward()
+
+    def loss(logits: Any) -> Any:
+        return divergence(name, logits, jnp.asarray(teacher), 2.0, beta).sum() / 4
+
+    result, gradient = jax.value_and_grad(loss)(jnp.asarray(student))
+    assert float(result) == pytest.approx(float(expected.detach()), rel=1e-6)
+    largest = float(inputs.grad.abs().max())
+    np.testing.assert_allclose(gradient, inputs.grad.numpy(), atol=1e-5 * largest)

@@ -224,6 +224,12 @@ def test_the_card_of_an_adapter_begins_with_the_adapter() -> None:
     assert summary.endswith(f"{adapter}.")
 
 
+def test_samples_before_training_are_above_those_after_it() -> None:
+    text = render_model_card(replace(FULL, first_outputs=["kan (0.4)"]))
+    expected = "> Loven <mask>.\n\nBefore training: kan (0.4)\n\nAfter training: gjelder (0.9)\n"
+    assert expected in text
+
+
 def test_text_cannot_break_out_of_its_block() -> None:
     context = replace(FULL, sample_outputs=[("```\n# not a heading\n```", "````")])
     assert "`````text\n> ```\n# not a heading\n```\n\n````\n`````" in render_model_card(context)

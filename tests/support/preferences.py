@@ -63,8 +63,10 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def save_model(folder: Path) -> Path:
-    """Saves a tiny Llama with random weights for the tokenizer of `write` in `folder`/model."""
+def save_model(
+    folder: Path, name: str = "model", head: str = "ForCausalLM", seed: int = 1, **options: Any
+) -> Path:
+    """Saves a tiny Llama with random weights for the tokenizer of `write` in `folder`/`name`."""
     from transformers import AutoTokenizer, LlamaConfig
 
     import hfseq
@@ -74,7 +76,7 @@ def save_model(folder: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     tokenizer.eos_token, tokenizer.pad_token = chats.END_TOKEN, "<|endoftext|>"
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = LlamaConfig(vocab_size=len(tokenizer), **tokens, **sizes)
-    hfseq.FlaxLlamaForCausalLM(config, seed=1).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return folder / "model"
+    config = LlamaConfig(vocab_size=len(tokenizer), **(tokens | sizes | options))
+    getattr(hfseq, f"FlaxLlama{head}")(config, seed=seed).save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / name)
+    return folder / name

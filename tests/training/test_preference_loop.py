@@ -8,6 +8,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import transformers
 
 import hfseq
 from hfseq.errors import HfseqError, UsageError
@@ -31,6 +32,17 @@ def folder(tmp_path_factory):
     """A folder with a tokenizer, a tiny model and preferences."""
     folder = preferences.write(tmp_path_factory.mktemp("preferences"))
     preferences.save_model(folder)
+    wider = {"hidden_size": 48, "seed": 2}
+    preferences.save_model(folder, "teacher", **wider)
+    for name, options in (("rewards", {}), ("padded", {"pad_token_id": 3})):
+        preferences.save_model(
+            folder, name, "ForSequenceClassification", num_labels=1, **wider, **options
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=len(tokenizer), **sizes)
+    hfseq.FlaxT5ForConditionalGeneration(config).save_pretrained(folder / "t5")
+    tokenizer.save_pretrained(folder / "t5")
     return folder
 
 
@@ -121,6 +133,58 @@ def test_gradient_accumulation_is_exact(tune, objective):
     assert "## Citation" in card and f"  - {whole.run.objective.tags[0]}\n".strip() in card
 
 
+@pytest.mark.parametrize("objective", first(OBJECTIVES))
+def test_a_teacher_does_not_depend_on_micro_batches_and_meshes(tune, folder, objective):
+    teacher = folder / ("rewards" if objective == "reward" else "teacher")
+    options = {"teacher": teacher, "hidden_state_weight": 1.0, "max_steps": 2}
+    whole = tune("whole", objective, **options)
+    parts = tune("parts", objective, **options, gradient_accumulation_steps=4)
+    mesh = "data=2,fsdp=2,tensor=2"
+    distributed = tune("mesh", objective, **options, devices=8, mesh=mesh)
+    for other in (parts, distributed):
+        assert_same(losses(whole.folder), losses(other.folder))
+        for name in ("eval_distillation_loss", "eval_hidden_state_distance"):
+            assert other.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-5)
+    card = (whole.folder / "README.md").read_text()
+    assert f"| Teacher | `{teacher.name}` |" in card and "hinton2015distilling" in card
+    assert all(citation in card for citation in whole.run.objective.citation.split("\n\n"))
+
+
+@pytest.mark.slow
+def test_a_teacher_remains_when_the_reference_is_removed(tune, folder):
+    """Also with packed pairs and an adapter."""
+    options = {"teacher": folder / "teacher", "packing": True, "use_peft": True}
+    options |= {"lora_dropout": 0.0, "max_steps": 2}
+    live = tune("live", **options)
+    stored = tune("stored", **options, precompute_ref_log_probs=True)
+    assert_same(losses(live.folder), losses(stored.folder), 1e-5)
+    assert stored.run.frozen["auxiliary"].keys() == {"teacher"}
+
+
+@pytest.mark.slow
+def test_students_approach_their_teacher(tune, folder):
+    run = tune(teacher=folder / "teacher", task_weight=0, max_steps=20, learning_rate=1e-2)
+    records = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    values = [r["train_distillation_loss"] for r in records if "train_distillation_loss" in r]
+    assert values[-1] < 0.7 * values[0]
+
+
+@pytest.mark.slow
+def test_the_card_shows_answers_before_and_after_training(tune, folder):
+    """A resumed run has them in its checkpoint."""
+    options = {"card_samples": 2, "save_steps": 2, "learning_rate": 0.1}
+    tune("run", "orpo", **options, max_steps=2)
+    resumed = tune("run", "orpo", **options, max_steps=4)
+    content = json.loads((resumed.folder / "run.json").read_text())
+    model = hfseq.FlaxAutoModelForCausalLM.from_pretrained(folder / "model")
+    rows = resumed.run.data.evaluation.rows
+    expected = resumed.run.objective.samples(model, model.params, rows, 2)
+    assert content["first_outputs"] == [output or "(nothing)" for _, output in expected]
+    assert content["first_outputs"] != [output for _, output in content["sample_outputs"]]
+    card = (resumed.folder / "README.md").read_text()
+    assert card.count("Before training: ") == card.count("After training: ") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_resume_is_bit_exact(tune, objective):
@@ -204,8 +268,6 @@ def test_encoder_decoders_learn_preferences(tune, folder, kind, objective):
 @pytest.mark.slow
 def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
     torch = pytest.importorskip("torch")
-    import transformers
-
     run = tune("reward", "reward", card_samples=1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(run.folder).eval()
@@ -230,8 +292,6 @@ def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
 def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
-    import transformers
-
     run = tune("adapter", use_peft=True, lora_target_modules="all-linear")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
     theirs = peft.PeftModel.from_pretrained(base, run.folder).eval()
@@ -254,10 +314,14 @@ def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
         ("reward", {"pad_token": "<nothing>"}, "--pad_token <nothing>"),
         ("kto", {"precompute_ref_log_probs": True}, "--precompute_ref_log_probs: the loss kto"),
         ("kto", {"global_batch_size": 1}, "--global_batch_size 1"),
-        ("orpo", {"teacher": "model"}, "--teacher: the objective 'orpo'"),
+        ("orpo", {"teacher": "t5"}, "--teacher .*t5 is an encoder-decoder"),
+        ("reward", {"teacher": "padded"}, "--teacher .*padded reads the reward .* --pad_token"),
+        ("reward", {"teacher": "rewards", "distillation_loss": "cosine"}, "cosine: .* margin_mse"),
     ],
 )
-def test_contradictory_flags_are_refused(tune, objective, changes, message):
+def test_contradictory_flags_are_refused(tune, folder, objective, changes, message):
+    if "teacher" in changes:
+        changes = changes | {"teacher": folder / changes["teacher"]}
     with pytest.raises(UsageError, match=message):
         tune("wrong", objective, **changes)
 
