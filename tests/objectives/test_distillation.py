@@ -218,3 +218,22 @@ def test_reward_models_learn_the_rewards_of_a_teacher(preference_folder, distill
     }[distillation_loss]
     assert metrics["distillation_loss"] == pytest.approx(values.mean(), rel=2e-5)
     assert loss == pytest.approx(0.25 * plain + 0.5 * values.mean(), rel=2e-5)
+
+
+def test_a_free_reference_gives_all_answers_the_same_probability(preference_folder):
+    """The loss is that of zero log-probabilities of the reference, from logits in float64."""
+    model = hfseq.FlaxLlamaForCausalLM.from_pretrained(preference_folder / "model")
+    flags = {"loss_type": ["cdpo"], "label_smoothing": 0.2, "beta": 0.3, "reference_free": True}
+    _, (loss, _, batch) = preference_losses(preference_folder, "dpo", model, model, **flags)
+    ids, learned, segments = (
+        batch[key].reshape(-1, batch["segments"].shape[-1])
+        for key in ("answer_ids", "learned", "segments")
+    )
+    logits = np.float64(model(ids, attention_mask=segments > 0).logits)
+    logs = np.log(softmax(logits))
+    # `learned` marks the positions whose next token belongs to the answer.
+    taken = np.take_along_axis(logs[:, :-1], ids[:, 1:, None], -1)[..., 0]
+    logps = (taken * (learned[:, :-1] > 0)).sum(-1).reshape(5, 2)[:4]
+    margins = 0.3 * (logps[:, 0] - logps[:, 1])
+    expected = (0.8 * np.logaddexp(0, -margins) + 0.2 * np.logaddexp(0, margins)).mean()
+    assert loss == pytest.approx(expected, rel=2e-5)
