@@ -60,6 +60,7 @@ def classify(folder, tmp_path):
         train_file=folder / "train.tsv",
         validation_file=f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",
         max_seq_length=32,
+        pad_to_max_length=True,
         global_batch_size=16,
         learning_rate=3e-3,
         max_steps=6,
@@ -293,7 +294,7 @@ def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_p
 
 @pytest.mark.slow
 def test_batches_of_other_widths_compile_four_times_at_most(classify):
-    loop = classify(max_steps=14, per_device_eval_batch_size=1)
+    loop = classify(max_steps=14, per_device_eval_batch_size=1, pad_to_max_length=None)
     widths = loop.run.data.train.rows.widths
     assert 1 < len(widths) <= 4 and widths[-1] <= 32
     assert loop.run.eval_step._cache_size() <= 4

@@ -58,6 +58,7 @@ def test_every_word_has_a_tag_and_every_sentence_a_line(task, bert, tmp_path, ca
         validation_split_percentage=0,
         test_file=write(tmp_path / "test.jsonl", *({"tokens": words} for words in sentences)),
         max_seq_length=32,
+        pad_to_max_length=True,
         do_train=True,
         do_predict=True,
         max_steps=80,
@@ -103,6 +104,7 @@ def multi_label(bert, tmp_path):
         validation_file=tmp_path / "m.jsonl",
         test_file=tmp_path / "t.jsonl",
         max_seq_length=32,
+        pad_to_max_length=True,
         global_batch_size=16,
         learning_rate=1e-2,
     )
@@ -251,20 +253,21 @@ def test_the_best_evaluation_is_saved_whatever_the_save_steps(train):
 
 
 def test_resuming_with_other_data_names_the_differences(train, corpus, tmp_path, caplog):
-    train("run", 1, max_steps=2, save_steps=2)
+    train("run", 1, max_steps=2, save_steps=2, do_train=True)
     caplog.clear()
-    train("run", 1, max_steps=3)
+    train("run", 1, max_steps=3, do_train=True)
     assert "with different data" not in caplog.text
     lines = (corpus / "train.jsonl").read_text().splitlines()
     (tmp_path / "more.jsonl").write_text("\n".join([*lines, *lines[:30]]) + "\n")
-    train("run", 1, max_steps=4, train_file=tmp_path / "more.jsonl", seed=7)
+    changes = {"train_file": tmp_path / "more.jsonl", "seed": 7, "do_train": True}
+    train("run", 1, max_steps=4, **changes)
     message = next(
         r.getMessage() for r in caplog.records if "with different data" in r.getMessage()
     )
     for part in ("--seed (42 before, 7 now)", "documents (100 before, 130 now)", "more.jsonl"):
         assert part in message
     caplog.clear()
-    train("run", 1, max_steps=2, train_file=tmp_path / "more.jsonl", seed=7)
+    train("run", 1, max_steps=2, **changes)
     assert "nothing is trained: the checkpoint has 4 steps" in caplog.text
 
 

@@ -14,9 +14,14 @@ from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from tests.support.models import trees_equal
-from tests.training.conftest import losses, stop_at
+from tests.training.conftest import TWO_LAYERS, losses, stop_at
 
-RECIPE = {"precision": "fp8_delayed", "fp8_amax_history_length": 4, "do_train": True}
+RECIPE = {
+    "precision": "fp8_delayed",
+    "fp8_amax_history_length": 4,
+    "do_train": True,
+    "config_overrides": TWO_LAYERS,
+}
 
 
 def scales(loop):
