@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,9 @@ def without_text(name: str) -> dict[str, Any]:
 def test_one_kill_does_not_change_the_result(flags, train, tmp_path):
     options = {"max_steps": 18, "save_steps": 5, "do_train": True}
     uninterrupted = train("whole", devices=1, **options)
-    run = start(flags("killed", **options), "run_mlm_flax.py")
+    # The same options of the compiler as in this process, but one device.
+    xla_flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
+    run = start(flags("killed", **options), "run_mlm_flax.py", xla_flags)
     log_of(run, tmp_path / "killed", 7)
     run.kill()
     output, _ = run.communicate(timeout=60)
