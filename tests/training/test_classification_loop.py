@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.training.conftest import TINY, assert_same, check_resume, losses, make_runner
+from tests.training.conftest import TWO_LAYERS, assert_same, check_resume, losses, make_runner
 
 GOOD, BAD = "the cat sat here and slept".split(), "no dog barked there or ran".split()
 SIDES = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4"
@@ -55,12 +55,11 @@ def classify(folder, tmp_path):
         "classification",
         tmp_path,
         model_type="bert",
-        config_overrides=TINY,
+        config_overrides=TWO_LAYERS,
         tokenizer_name=folder / "bert",
         train_file=folder / "train.tsv",
         validation_file=f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",
         max_seq_length=32,
-        pad_to_max_length=True,
         global_batch_size=16,
         learning_rate=3e-3,
         max_steps=6,
@@ -294,7 +293,7 @@ def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_p
 
 @pytest.mark.slow
 def test_batches_of_other_widths_compile_four_times_at_most(classify):
-    loop = classify(max_steps=14, per_device_eval_batch_size=1, pad_to_max_length=None)
+    loop = classify(max_steps=14, per_device_eval_batch_size=1)
     widths = loop.run.data.train.rows.widths
     assert 1 < len(widths) <= 4 and widths[-1] <= 32
     assert loop.run.eval_step._cache_size() <= 4

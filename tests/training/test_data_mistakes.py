@@ -13,7 +13,7 @@ import hfseq
 from hfseq.errors import DataError, UsageError
 from hfseq.objectives.metrics import rouge_scores
 from hfseq.training import parse
-from tests.training.conftest import TINY, make_runner
+from tests.training.conftest import TINY, TWO_LAYERS, make_runner
 from tests.training.test_task_loops import BERT, task  # noqa: F401
 
 
@@ -98,13 +98,12 @@ def multi_label(bert, tmp_path):
         "classification",
         tmp_path,
         model_type="bert",
-        config_overrides=TINY,
+        config_overrides=TWO_LAYERS,
         tokenizer_name=bert,
         train_file=tmp_path / "m.jsonl",
         validation_file=tmp_path / "m.jsonl",
         test_file=tmp_path / "t.jsonl",
         max_seq_length=32,
-        pad_to_max_length=True,
         global_batch_size=16,
         learning_rate=1e-2,
     )
@@ -162,6 +161,7 @@ def test_suspicious_labels_are_reported(multi_label, tmp_path, labels, message, 
     rows = [{"text": "the cat", "label": label} for label in labels]
     file = write(tmp_path / "labels.jsonl", *rows)
     options = {"validation_file": None, "validation_split_percentage": 0, "do_train": True}
+    options |= {"config_overrides": TINY, "pad_to_max_length": True}
     if message == "decimal comma":
         with pytest.raises(DataError, match=message):
             multi_label(train_file=file, max_steps=1, **options)

@@ -94,8 +94,9 @@ def test_the_first_step_is_calibrated(train, run_cache):
 
 @pytest.mark.slow
 def test_training_follows_bfloat16(train):
+    options = {"devices": 1, "max_steps": 12, "do_train": True, "config_overrides": TWO_LAYERS}
     curves = {
-        name: losses(train(name, devices=1, max_steps=12, precision=name, do_train=True).folder)
+        name: losses(train(name, precision=name, **options).folder)
         for name in ("bfloat16", "fp8_delayed", "fp8_current")
     }
     plain = curves.pop("bfloat16")
