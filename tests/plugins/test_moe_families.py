@@ -396,8 +396,7 @@ EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 def test_adapters_of_experts_are_those_of_peft(family, parameters, tmp_path):
     """Both libraries read the other's adapter, and compute the same logits."""
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
-    layers = fewest_layers(family) if family == "gpt_oss" else {}
-    model = built(family, **layers)
+    model = built(family)
     theirs = torch_counterpart(model, tmp_path / "base")
     settings = {"r": 3, "lora_alpha": 5, "target_parameters": parameters}
     torch.manual_seed(0)
