@@ -12,4 +12,5 @@ source scripts/environment.sh
 # The compilers for accelerators and the evaluation harness are large. Tests that need them are skipped
 # if they are not installed.
 if [[ " $* " == *" -m slow "* ]]; then prepare test,aot,eval; else prepare test; fi
-exec "$PYTHON" -m pytest -n "${WORKERS:-auto}" --dist loadfile "$@"
+# The order of the files is that of tests/conftest.py.
+exec "$PYTHON" -m pytest -n "${WORKERS:-auto}" --dist loadfile --no-loadscope-reorder "$@"

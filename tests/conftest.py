@@ -24,6 +24,10 @@ try:
 except ImportError:  # an installed copy of the tests without their support files
     pass
 
+# A full garbage collection scans the caches of jax, which contain millions of objects. Only the
+# fixture `small_heap` runs full collections.
+gc.set_threshold(10_000, 50, 1_000_000)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -32,7 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects other shards, and slow tests unless ``-m`` or the command line selects them."""
+    """Deselects other shards, and slow tests unless ``-m`` or the command line selects them.
+
+    The tests of training come first. They have the longest files, and a long file at the end would
+    leave other processes without work.
+    """
     parts = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", config.option.shard or "1/1")
     if parts is None or int(parts[1]) > int(parts[2]):
         raise pytest.UsageError(f"--shard {config.option.shard}: give I/N, the I-th of N, as 1/4")
@@ -46,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return here and bool(asked or "slow" not in item.keywords)
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
-    items[:] = filter(runs, items)
+    training = Path(__file__).parent / "training"
+    items[:] = sorted(filter(runs, items), key=lambda item: training not in item.path.parents)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -98,9 +107,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def small_heap(heap_limit: list[float]) -> Iterator[None]:
     """Excludes objects of earlier modules from garbage collection and limits compiled programs.
 
-    The caches of jax contain millions of objects, which a collection scans in seconds. A compiled
-    program uses about twenty memory maps. The kernel allows 65,530 per process, after which XLA
-    aborts.
+    A compiled program uses about twenty memory maps. The kernel allows 65,530 per process, after
+    which XLA aborts.
     """
     gc.freeze()
     yield

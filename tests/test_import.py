@@ -104,10 +104,6 @@ def test_a_name_of_a_broken_plugin_is_an_error_that_mentions_the_plugin(tmp_path
     assert "no_such_module_here" in run(code.format(str(tmp_path)))
 
 
-def test_a_star_import_is_harmless():
-    run("from hfseq import *")
-
-
 #: Program that runs ``code`` and prints the imported architecture modules and the families.
 LOADED = """
 import sys

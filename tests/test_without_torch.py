@@ -71,6 +71,7 @@ def test_library_works_without_torch(tmp_path):
     assert result.stdout.strip() == "done"
 
 
+@pytest.mark.slow
 def test_hfseq_itself_never_asks_for_torch(tmp_path):
     """Transformers may import an installed torch, but hfseq must not."""
     pytest.importorskip("torch")

@@ -280,6 +280,14 @@ class Case:
         return compile_forward(self.model)
 
     @functools.cached_property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the outputs by name."""
+        if "outputs" in vars(self) or not COMPILE:
+            return {name: value.shape for name, value in self.outputs.items()}
+        shapes = jax.eval_shape(self.forward, self.params, self.inputs)
+        return {name: value.shape for name, value in shapes.items()}
+
+    @functools.cached_property
     def outputs(self) -> dict[str, np.ndarray]:
         """The outputs for :attr:`inputs`."""
         return to_numpy(self.forward(self.params, self.inputs))
@@ -292,8 +300,8 @@ class Case:
         """
         random = np.random.default_rng(2)
         return {
-            name: self.zero_padding(name, random.normal(size=value.shape).astype(np.float32))
-            for name, value in self.outputs.items()
+            name: self.zero_padding(name, random.normal(size=shape).astype(np.float32))
+            for name, shape in self.output_shapes.items()
         }
 
     def zero_padding(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -323,7 +331,7 @@ class Case:
         if not self.reads_tokens(name):
             return False
         shape = self.inputs[self.side(name).ids].shape
-        return self.outputs[name].shape[: len(shape)] == shape
+        return self.output_shapes[name][: len(shape)] == shape
 
     def train(
         self,
@@ -356,8 +364,18 @@ class Case:
         return to_numpy(outputs), to_numpy(trees.flatten(gradient))
 
     @functools.cached_property
+    def results(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
+        """The outputs and the gradient of every parameter, computed by one program.
+
+        The results have no dropout. The loss does not include an auxiliary loss.
+        """
+        return self.train(self.model, self.params, dropout=False, excluded=[AUXILIARY_LOSS])
+
+    @functools.cached_property
     def gradients(self) -> dict[trees.Path, np.ndarray]:
         """The gradient of every parameter, without dropout."""
+        if AUXILIARY_LOSS not in self.output_shapes:
+            return self.results[1]
         return self.train(self.model, self.params, dropout=False)[1]
 
     @functools.cached_property

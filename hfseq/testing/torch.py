@@ -234,9 +234,9 @@ def torch_parity(case: Case) -> None:
     """
     model = torch_model(case)
     output = model(**torch_inputs(case), output_hidden_states=True)
+    our_outputs, our_gradients = case.results
     # PyTorch's classes define auxiliary losses differently.
-    excluded = [AUXILIARY_LOSS] if AUXILIARY_LOSS in case.outputs else []
-    outputs = {n: value for n, value in case.outputs.items() if n not in excluded}
+    outputs = {name: value for name, value in our_outputs.items() if name != AUXILIARY_LOSS}
     theirs = {name: operator.attrgetter(name)(output) for name in outputs}
     sum((theirs[name] * to_tensor(case.weights[name])).sum() for name in outputs).backward()
     errors = {
@@ -268,9 +268,6 @@ def torch_parity(case: Case) -> None:
         names.resolve_name(name): gradient.numpy()
         for name, gradient in file_tensors(model, in_memory).items()
     }
-    our_gradients = case.gradients
-    if excluded:
-        our_gradients = case.train(case.model, case.params, dropout=False, excluded=excluded)[1]
     ours = names.to_torch(our_gradients)
     # to_torch() splits joined parameters into the stored tensors, but PyTorch's class has the
     # joined parameters. Add their gradients.
@@ -285,7 +282,8 @@ def torch_parity(case: Case) -> None:
     if worse:
         first = f"the first of {worse[0]}: {errors[worse[0]]:.1e}"
         lines.append(f"  {len(worse)} of {len(errors)} gradients differ, {first}")
-    lines += _auxiliary_difference(case, model) if excluded else []
+    if AUXILIARY_LOSS in our_outputs:
+        lines += _auxiliary_difference(case, model, float(our_outputs[AUXILIARY_LOSS]))
     class_name = type(model).__name__
     tolerances = f"{case.tolerance:.0e}, gradients {allowed:.0e}"
     assert not lines, "\n".join(
@@ -293,12 +291,17 @@ def torch_parity(case: Case) -> None:
     )
 
 
-def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
+def _auxiliary_difference(case: Case, model: PreTrainedModel, ours: float) -> list[str]:
     """Compares the auxiliary loss with the `aux_loss` of PyTorch's class, if it returns one.
 
     PyTorch's `aux_loss` is a mean over tokens, and PyTorch multiplies it by `router_aux_loss_coef`
     when it adds it to the loss. hfseq's auxiliary loss is a sum over tokens and includes this
     factor.
+
+    Args:
+        case: The task head under test.
+        model: The PyTorch model.
+        ours: The auxiliary loss of hfseq.
 
     Returns:
         A line that describes the difference, or an empty list.
@@ -308,7 +311,7 @@ def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
     expected = model(**torch_inputs(case), output_router_logits=True).aux_loss.detach()
     tokens = float(case.inputs[SOURCE.mask].sum())
     factor = float(getattr(case.config, "router_aux_loss_coef", 1.0)) * tokens
-    ours, theirs = float(case.outputs[AUXILIARY_LOSS]), factor * float(expected)
+    theirs = factor * float(expected)
     if relative_error(ours / tokens, theirs / tokens) <= case.tolerance:
         return []
     return [

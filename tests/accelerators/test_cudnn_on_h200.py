@@ -113,9 +113,11 @@ def test_bias_and_dense_mask_use_the_fused_kernel(options):
     "options",
     [
         {"seen": ["query_segments"]},
-        {"seen": ["key_segments"]},
-        {"seen": ["query_segments"], "max_runs": 8},
-        {"window": (64, 64), "seen": ["query_segments"], "max_runs": 8},
+        pytest.param({"seen": ["key_segments"]}, marks=pytest.mark.slow),
+        pytest.param({"seen": ["query_segments"], "max_runs": 8}, marks=pytest.mark.slow),
+        pytest.param(
+            {"window": (64, 64), "seen": ["query_segments"], "max_runs": 8}, marks=pytest.mark.slow
+        ),
         pytest.param({"rate": 0.1}, marks=pytest.mark.slow),
         pytest.param({"dtype": "float32"}, marks=pytest.mark.slow),
     ],

@@ -87,12 +87,13 @@ def twice(text: str, length: int) -> list[str]:
     return [shape for shape in shapes if shape.split(",").count(str(length)) > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"causal": True, "kv_heads": 4},
-        pytest.param({"rate": 0.0, "window": (64, 64), "width": 80}, marks=pytest.mark.slow),
-        pytest.param({"keys": 1000, "dtype": "float16"}, marks=pytest.mark.slow),
+        {"rate": 0.0, "window": (64, 64), "width": 80},
+        {"keys": 1000, "dtype": "float16"},
     ],
     ids=["causal and grouped", "window and no power of two", "cross-attention"],
 )
@@ -102,13 +103,9 @@ def test_one_forward_and_two_backward_kernels_without_full_scores(options):
     assert not twice(text, 384)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rate", "lengths"),
-    [
-        (0.1, (2048, 16384)),
-        pytest.param(0.1, (4096, 8192), marks=pytest.mark.slow),
-        pytest.param(0.0, (2048, 4096, 8192, 16384), marks=pytest.mark.slow),
-    ],
+    ("rate", "lengths"), [(0.1, (2048, 4096, 8192, 16384)), (0.0, (2048, 4096, 8192, 16384))]
 )
 def test_memory_grows_as_the_row_does(rate, lengths):
     bytes_of = [program(n, rate=rate).memory_analysis().temp_size_in_bytes for n in lengths]

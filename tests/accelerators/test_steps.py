@@ -19,7 +19,6 @@ from tests.accelerators.steps import (
     exchange,
     step_of,
 )
-from tests.support.tiers import first
 
 TRITON, CUDNN = "__gpu$xla.gpu.triton", "__cudnn$fmhaSoftmax"
 
@@ -51,7 +50,8 @@ def test_every_architecture_compiles_or_gives_the_reason():
         assert usual == (not family.because), f"{name}: what is unusual needs a reason"
 
 
-@pytest.mark.parametrize("family", first(FAMILIES, "roberta"))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_with_dropout_is_fused_on_an_h200(family):
     step = step_of(family, "h200, dropout")
     check(step, family, "h200, dropout")

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hfseq import cli, plugins
-from hfseq.cli import tokenizer
+from hfseq.cli import quickstart, tokenizer
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.training.arguments import parse, parse_with_objective
 from hfseq.training.usage import ALIASES, USAGE, objective_name, summary, usage
@@ -111,8 +111,9 @@ def test_quickstart_stops_at_the_first_failed_step(project, capsys, monkeypatch)
         return subprocess.CompletedProcess(command, 3 if "train" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(quickstart, "docstrings", lambda library: ["A text. " * 9])
     assert cli.main(["quickstart", "--output_dir", "demo", "--max_steps", "7"]) == 3
     assert [command[3] for command in commands] == ["tokenizer", "train"]
     assert commands[1][commands[1].index("--max_steps") + 1] == "7"
     assert "$ hfseq train mlm --output_dir demo/model" in capsys.readouterr().out
-    assert (project / "demo" / "corpus.jsonl").stat().st_size > 1_000_000
+    assert (project / "demo" / "corpus.jsonl").stat().st_size > 300_000

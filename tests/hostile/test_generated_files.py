@@ -80,6 +80,7 @@ def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, s
         assert value.size == math.prod(header[name]["shape"])
 
 
+@pytest.mark.slow
 @PLAIN
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=12) | VALUES, max_size=3) | VALUES)
 def test_an_index_never_leads_out_of_its_folder(weight_map):

@@ -11,6 +11,7 @@ import hfseq
 from hfseq.errors import WeightsError
 from hfseq.modeling.lora import LoraConfig
 from hfseq.nn import trees
+from tests.support.tiers import first
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:::transformers",
 )
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 TEXT = SIZES | {"vocab_size": 99, "intermediate_size": 48, "max_position_embeddings": 64}
 IMAGE = SIZES | {"intermediate_size": 48, "image_size": 32, "patch_size": 8, "num_labels": 3}
 LLAMA = TEXT | {"num_key_value_heads": 2, "pad_token_id": 0}
@@ -38,6 +39,8 @@ CLASSES = {
     "CLIPVisionModel": ("CLIPVisionConfig", IMAGE, PIXELS, ["q_proj", "fc1"]),
     "BertForSequenceClassification": ("BertConfig", TEXT, IDS, ["query"]),
 }
+#: The classes whose names differ most between memory and files.
+FEW = ("BeitForImageClassification", "Dinov2ForImageClassification", "CLIPTextModel")
 
 
 def randomize(model):
@@ -89,7 +92,7 @@ def assert_both_ways(tmp_path, model_class, reference, inputs):
     assert_close(again, reference, inputs)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first(CLASSES, *FEW))
 def test_adapters_of_peft_are_read_and_written(tmp_path, name):
     model_class, inputs = save_base(tmp_path / "base", name), CLASSES[name][2]
     reference = save_peft(
@@ -98,7 +101,7 @@ def test_adapters_of_peft_are_read_and_written(tmp_path, name):
     assert_both_ways(tmp_path, model_class, reference, inputs)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first(CLASSES, *FEW))
 @pytest.mark.parametrize("targets", ["all-linear", "names in files"])
 def test_adapters_of_hfseq_are_read_by_peft(tmp_path, name, targets):
     model_class, inputs = save_base(tmp_path / "base", name), CLASSES[name][2]

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import hfseq
 from hfseq.errors import UsageError
 from tests.support import models
+from tests.support.tiers import first
 
 IDS = np.arange(4, 24).reshape(2, 10)
 
@@ -162,11 +163,18 @@ def test_a_model_inside_a_module_does_not_vanish(model):
 # -- meshes
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [((2,), ("data",)), ((2, 2), ("tensor", "data")), ((2, 2, 2), ("fsdp", "sequence", "tensor"))],
-)
+MESHES = [
+    (axis_type, shape, names)
+    for axis_type in (AxisType.Auto, AxisType.Explicit)
+    for shape, names in (
+        ((2,), ("data",)),
+        ((2, 2), ("tensor", "data")),
+        ((2, 2, 2), ("fsdp", "sequence", "tensor")),
+    )
+]
+
+
+@pytest.mark.parametrize(("axis_type", "shape", "names"), first(MESHES, MESHES[2], MESHES[4]))
 def test_models_are_sharded_over_any_mesh(folder, axis_type, shape, names):
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, names, axis_types=(axis_type,) * len(names), devices=devices)

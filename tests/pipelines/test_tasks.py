@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -71,11 +72,6 @@ CASES = [
 KEPT = next(n for n, case in enumerate(CASES) if case[0] == "question-answering")
 
 
-def ours(folder, case):
-    task, name, inputs, options = case
-    return hfseq.pipeline(task, str(folder / name), batch_size=3)(inputs, **options)
-
-
 def check_equal(ours, theirs, where=""):
     """Compare nested answers: texts and numbers exactly, scores closely."""
     if isinstance(theirs, dict):
@@ -96,12 +92,13 @@ def check_equal(ours, theirs, where=""):
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_answers_are_those_of_transformers_5(folder):
     pytest.importorskip("torch")
-    import transformers
-
-    for case in CASES[:KEPT]:
-        task, name, inputs, options = case
-        theirs = transformers.pipeline(task, str(folder / name))(inputs, **options)
-        check_equal(ours(folder, case), json.loads(json.dumps(theirs, default=float)), str(case))
+    ours = functools.cache(lambda *names: hfseq.pipeline(*names, batch_size=3))
+    theirs = functools.cache(transformers.pipeline)
+    for task, name, inputs, options in CASES[:KEPT]:
+        answers = ours(task, str(folder / name))(inputs, **options)
+        expected = theirs(task, str(folder / name))(inputs, **options)
+        expected = json.loads(json.dumps(expected, default=float))
+        check_equal(answers, expected, f"{task}, {name}, {options}")
 
 
 THEIRS = """
@@ -121,8 +118,9 @@ def test_answers_are_those_of_transformers_4(folder, python_4):
     completed = subprocess.run(command, input=json.dumps(CASES), capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr[-2000:]
     lines = [line for line in completed.stdout.splitlines() if line.startswith("ANSWER")]
-    for case, line in zip(CASES, lines, strict=True):
-        check_equal(ours(folder, case), json.loads(line.removeprefix("ANSWER")), str(case))
+    for (task, name, inputs, options), line in zip(CASES, lines, strict=True):
+        answers = hfseq.pipeline(task, str(folder / name), batch_size=3)(inputs, **options)
+        check_equal(answers, json.loads(line.removeprefix("ANSWER")), f"{task}, {name}, {options}")
 
 
 def test_results_do_not_depend_on_the_batch(folder):

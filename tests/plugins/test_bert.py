@@ -95,6 +95,7 @@ def test_published_checkpoints_equal_pytorch(shared, folder, cls):
     compare(cls, shared / "checkpoints-tiny" / folder, inputs, unused=2)  # a pooler that idles
 
 
+@pytest.mark.slow
 def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
     pytest.importorskip("torch")
     from transformers import AutoTokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from hfseq import (
 from hfseq.errors import UsageError
 from hfseq.nn.random import batch_keys
 from hfseq.testing import check_architecture
-from tests.support.models import close, ids, trees_equal
+from tests.support.models import close, fewest_layers, ids, trees_equal
 from tests.support.models import deberta_v2_config as config
 from tests.support.parity import compare
 from tests.support.tiers import battery
@@ -41,7 +42,7 @@ def check(head, changes=None, checks=None, **options):
 
 @pytest.mark.parametrize(("head", "checks"), battery("deberta-v2", "ForMaskedLM"))
 def test_battery(head, checks):
-    check(head, checks=checks)
+    check(head, fewest_layers("deberta-v2") if checks else None, checks)
 
 
 @pytest.mark.slow
@@ -116,9 +117,10 @@ def test_published_files_have_a_head_that_their_configuration_does_not_name(tmp_
 def test_dropout_does_not_depend_on_the_other_rows_of_a_batch():
     model = FlaxDebertaV2Model(config(num_hidden_layers=1, hidden_dropout_prob=0.3), seed=1)
 
+    @jax.jit
     def states(rows):
         keys = batch_keys(jax.random.key(0), rows)
-        return model(ids(4)[rows], dropout_rng=keys, train=True)[0]
+        return model(jnp.asarray(ids(4))[rows], dropout_rng=keys, train=True)[0]
 
     hidden = states(np.arange(4))
     assert close(hidden[1:3], states(np.arange(1, 3)))

@@ -54,7 +54,8 @@ def built(family, head="ForCausalLM", **changes):
     ),
 )
 def test_battery(family, head, checks):
-    check_architecture(family, config(family, num_labels=3), heads=[head], checks=checks)
+    model_config = config(family, num_labels=3, **(models.fewest_layers(family) if checks else {}))
+    check_architecture(family, model_config, heads=[head], checks=checks)
 
 
 YARN = {

@@ -7,14 +7,15 @@ import pytest
 
 from hfseq.testing import check_architecture
 from hfseq_plugins.distilbert.modeling import FlaxDistilBertModel, sinusoids
-from tests.support.models import close, ids, rewrite_tensors
+from tests.support.models import close, fewest_layers, ids, rewrite_tensors
 from tests.support.models import distilbert_config as config
 from tests.support.tiers import battery
 
 
 @pytest.mark.parametrize(("head", "checks"), battery("distilbert", "ForMaskedLM"))
 def test_battery(head, checks):
-    check_architecture("distilbert", config(num_labels=2), heads=[head], checks=checks)
+    layers = fewest_layers("distilbert") if checks else {}
+    check_architecture("distilbert", config(num_labels=2, **layers), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

@@ -7,14 +7,15 @@ import pytest
 
 from hfseq.testing import check_architecture
 from hfseq_plugins.electra.modeling import FlaxElectraForPreTraining
-from tests.support.models import close, ids
+from tests.support.models import close, fewest_layers, ids
 from tests.support.models import electra_config as config
 from tests.support.tiers import battery
 
 
 @pytest.mark.parametrize(("head", "checks"), battery("electra", "ForMaskedLM"))
 def test_battery(head, checks):
-    check_architecture("electra", config(num_labels=2), heads=[head], checks=checks)
+    layers = fewest_layers("electra") if checks else {}
+    check_architecture("electra", config(num_labels=2, **layers), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

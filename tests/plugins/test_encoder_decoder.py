@@ -56,6 +56,8 @@ def pair(name, **changes):
 )
 def test_battery(name, checks):
     variant, config = pair(name)
+    if checks:
+        config.encoder.num_hidden_layers = config.decoder.n_layer = 1
     zero = (
         r"(key|k_proj)/bias$",
         r"^encoder/pooler/",

@@ -29,7 +29,8 @@ QUICK = [("hubert", "ForCTC", CHECKS), ("wavlm", "ForCTC", CHECKS)]
     ),
 )
 def test_battery(name, head, checks):
-    config = getattr(models, f"{name}_config")(num_labels=3)
+    layers = models.fewest_layers(name) if checks else {}
+    config = getattr(models, f"{name}_config")(num_labels=3, **layers)
     check_architecture(name, config, heads=[head], checks=checks, zero_gradients=UNUSED)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hfseq import FlaxModernBertDecoderForCausalLM
 from hfseq.testing import check_architecture
-from tests.support.models import ids
+from tests.support.models import fewest_layers, ids
 from tests.support.models import modernbert_decoder_config as config
 from tests.support.parity import compare_tokens
 from tests.support.tiers import battery
@@ -16,7 +16,8 @@ from tests.support.torch_counterparts import torch_counterpart
 
 @pytest.mark.parametrize(("head", "checks"), battery("modernbert-decoder", "ForCausalLM"))
 def test_battery(head, checks):
-    check_architecture("modernbert-decoder", config(num_labels=3), heads=[head], checks=checks)
+    model_config = config(num_labels=3, **(fewest_layers("modernbert-decoder") if checks else {}))
+    check_architecture("modernbert-decoder", model_config, heads=[head], checks=checks)
 
 
 @pytest.mark.slow

@@ -7,14 +7,15 @@ import pytest
 
 from hfseq.testing import check_architecture
 from hfseq_plugins.opt.modeling import FlaxOPTForCausalLM
-from tests.support.models import close, ids
+from tests.support.models import close, fewest_layers, ids
 from tests.support.models import opt_config as config
 from tests.support.tiers import battery
 
 
 @pytest.mark.parametrize(("head", "checks"), battery("opt", "ForCausalLM"))
 def test_battery(head, checks):
-    check_architecture("opt", config(), heads=[head], checks=checks)
+    layers = fewest_layers("opt") if checks else {}
+    check_architecture("opt", config(**layers), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

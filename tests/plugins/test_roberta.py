@@ -7,13 +7,14 @@ import pytest
 
 from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
-from tests.support.models import close, ids, roberta_config
+from tests.support.models import close, fewest_layers, ids, roberta_config
 from tests.support.tiers import battery
 
 
 @pytest.mark.parametrize(("head", "checks"), battery("roberta", "ForMaskedLM"))
 def test_battery(head, checks):
-    check_architecture("roberta", roberta_config(num_labels=2), heads=[head], checks=checks)
+    config = roberta_config(num_labels=2, **(fewest_layers("roberta") if checks else {}))
+    check_architecture("roberta", config, heads=[head], checks=checks)
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_the_active_environment_is_used_and_installed_into_once(checkout):
     calls = (checkout / "calls").read_text().splitlines()
     assert [call.split()[1] for call in calls] == ["pip", "pytest", "pytest"]
     assert calls[0].endswith("--editable .[test]")
-    workers = ["-n", "auto", "--dist", "loadfile"]
+    workers = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     given = [call.split()[2:] for call in calls[1:]]
     assert given == [[*workers, "-k", "one"], [*workers, "tests/data"]]
     assert not (checkout / ".venv").exists()

@@ -98,6 +98,30 @@ def _tiny(
     return make
 
 
+_ALTERNATING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+_FEWEST_LAYERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "modernbert"),
+            *("modernbert-decoder", "olmo3", "qwen2", "qwen3", "smollm3"),
+        ),
+        _ALTERNATING,
+    ),
+    **dict.fromkeys(("deberta-v2", "qwen3_moe", "wavlm"), {"num_hidden_layers": 2}),
+    **dict.fromkeys(("bloom", "gptj"), {"n_layer": 1}),
+    "bart": {"encoder_layers": 1, "decoder_layers": 1},
+    "distilbert": {"n_layers": 1},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "longt5": {"num_layers": 1},
+    "qwen2_moe": {"num_hidden_layers": 2, "max_window_layers": 1},
+}
+
+
+def fewest_layers(name: str) -> dict[str, Any]:
+    """Returns options for a family with one layer of each kind."""
+    return copy.deepcopy(_FEWEST_LAYERS.get(name, {"num_hidden_layers": 1}))
+
+
 albert_config = _tiny(
     "AlbertConfig",
     **_SIZES,

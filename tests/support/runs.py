@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
+from hfseq.training import run as training_run
 from hfseq.training.arguments import parse
 from hfseq.training.callbacks import Callback, StepInfo
 from hfseq.training.run import Result, main
@@ -37,15 +40,25 @@ def train(
     objective: str = "mlm",
     devices: int | None = 8,
     callbacks: Sequence[Any] = (),
+    learning_curve: bool = False,
 ) -> Trained:
     """Trains with these flags in this process, and returns the result.
 
-    The run uses the first `devices` devices, or the default devices if `devices` is `None`.
+    Args:
+        argv: The flags.
+        objective: The objective.
+        devices: The number of devices. `None` selects the default devices.
+        callbacks: The callbacks of the run.
+        learning_curve: Whether to draw the learning curve, which takes as long as many steps.
     """
     import jax
 
     began = RecordStartStep()
     selected_devices = None if devices is None else jax.devices()[:devices]
     arguments = parse(list(argv), objective=objective)
-    result = main(arguments, objective, callbacks=[*callbacks, began], devices=selected_devices)
+    patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not learning_curve:
+        patch = mock.patch.object(training_run, "draw_curve", return_value="")
+    with patch:
+        result = main(arguments, objective, callbacks=[*callbacks, began], devices=selected_devices)
     return Trained(**vars(result), start_step=began.step)

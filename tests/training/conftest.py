@@ -21,9 +21,10 @@ WORDS = (
     "the law of every land is read by all who live there and some who do not yet know it".split()
 )
 TINY = (
-    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64,"
     "max_position_embeddings=40"
 )
+TWO_LAYERS = f"{TINY},num_hidden_layers=2"
 
 SIDES = (
     "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4,"
@@ -143,11 +144,13 @@ def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
         devices: int = 8,
         objective: str = "mlm",
         callbacks: Sequence[Any] = (),
+        learning_curve: bool = False,
         **changes: Any,
     ) -> runs.Trained:
         from tests.support import runs
 
-        return runs.train(flags(output, objective, **changes), objective, devices, callbacks)
+        argv = flags(output, objective, **changes)
+        return runs.train(argv, objective, devices, callbacks, learning_curve)
 
     return run
 

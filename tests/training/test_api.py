@@ -38,54 +38,33 @@ def data(corpus) -> tuple[list[dict[str, str]], Dataset]:
     return rows["train"], Dataset.from_list(rows["valid"])
 
 
-def test_losses_are_those_of_the_command(flags, values, data, corpus, tmp_path):
+def test_losses_are_those_of_the_command_also_if_training_is_interrupted(
+    flags, values, data, corpus, tmp_path
+):
     words = flags("command", global_batch_size=None, per_device_train_batch_size=2)
     expected = runs.train(words, devices=None)
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
     steps = []
-    result = hfseq.train(
-        "mlm",
-        None,
-        tokenizer,
-        *data,
-        output_dir=tmp_path / "python",
-        callbacks=[lambda info: steps.append(info.progress.step)],
-        **values,
-    )
+
+    def interrupt(info):
+        steps.append(info.progress.step)
+        if steps == [1, 2, 3]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def train(tokenizer):
+        options = {"output_dir": tmp_path / "python", "callbacks": [interrupt]}
+        return hfseq.train("mlm", None, tokenizer, *data, **options, **values)
+
+    with pytest.raises(KeyboardInterrupt, match="call train again"):
+        train(tokenizer)
+    assert steps == [1, 2, 3]
+    result = train(str(corpus / "tokenizer"))
+    assert steps == [1, 2, 3, 4, 5, 6]
     assert losses(tmp_path / "python") == losses(tmp_path / "command")
     assert result.metrics["eval_loss"] == expected.metrics["eval_loss"]
-    assert steps == [1, 2, 3, 4, 5, 6]
     assert type(result.model).__name__ == "FlaxRobertaForMaskedLM"
     outputs = result.model(np.ones((1, 4), np.int32)).logits
     assert np.isfinite(np.asarray(outputs)).all()
-
-
-def test_interrupted_training_continues_with_the_same_losses(values, data, corpus, tmp_path):
-    tokenizer = str(corpus / "tokenizer")
-    whole = tmp_path / "whole"
-    hfseq.train("mlm", None, tokenizer, *data, output_dir=whole, **values)
-    folder = tmp_path / "stopped"
-
-    def interrupt(info):
-        if info.progress.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match="call train again"):
-        hfseq.train(
-            "mlm", None, tokenizer, *data, output_dir=folder, callbacks=[interrupt], **values
-        )
-    steps = []
-    hfseq.train(
-        "mlm",
-        None,
-        tokenizer,
-        *data,
-        output_dir=folder,
-        callbacks=[lambda info: steps.append(info.progress.step)],
-        **values,
-    )
-    assert steps == [4, 5, 6]
-    assert losses(folder) == losses(whole)
 
 
 def test_a_model_in_memory_is_the_start(values, data, corpus, tmp_path):

@@ -15,7 +15,13 @@ from hfseq.training import checkpointer, output_directory
 from hfseq.training.callbacks import every
 from tests.training.conftest import losses
 
-OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 6, "save_total_limit": 3}
+OPTIONS = {
+    "devices": 1,
+    "save_steps": 2,
+    "max_steps": 6,
+    "save_total_limit": 3,
+    "do_train": True,
+}
 
 
 @pytest.fixture(scope="module")

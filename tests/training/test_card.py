@@ -62,7 +62,7 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
     import sys
     from pathlib import Path
 
-    train("run", 1, max_steps=2, card_language="nb")
+    train("run", 1, max_steps=2, card_language="nb", learning_curve=True)
     script = Path(__file__).resolve().parents[2] / "scripts" / "make_cards.py"
     command = [sys.executable, str(script), "--folder", str(tmp_path / "cards")]
     subprocess.run([*command, "--add", str(tmp_path / "run"), "--name", "one"], check=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.training.conftest import TINY, assert_same, check_resume, losses, make_runner
+from tests.training.conftest import TWO_LAYERS, assert_same, check_resume, losses, make_runner
 
 GOOD, BAD = "the cat sat here and slept".split(), "no dog barked there or ran".split()
 SIDES = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4"
@@ -55,7 +55,7 @@ def classify(folder, tmp_path):
         "classification",
         tmp_path,
         model_type="bert",
-        config_overrides=TINY,
+        config_overrides=TWO_LAYERS,
         tokenizer_name=folder / "bert",
         train_file=folder / "train.tsv",
         validation_file=f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",

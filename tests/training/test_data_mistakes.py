@@ -13,7 +13,7 @@ import hfseq
 from hfseq.errors import DataError, UsageError
 from hfseq.objectives.metrics import rouge_scores
 from hfseq.training import parse
-from tests.training.conftest import TINY, make_runner
+from tests.training.conftest import TINY, TWO_LAYERS, make_runner
 from tests.training.test_task_loops import BERT, task  # noqa: F401
 
 
@@ -58,6 +58,7 @@ def test_every_word_has_a_tag_and_every_sentence_a_line(task, bert, tmp_path, ca
         validation_split_percentage=0,
         test_file=write(tmp_path / "test.jsonl", *({"tokens": words} for words in sentences)),
         max_seq_length=32,
+        pad_to_max_length=True,
         do_train=True,
         do_predict=True,
         max_steps=80,
@@ -97,7 +98,7 @@ def multi_label(bert, tmp_path):
         "classification",
         tmp_path,
         model_type="bert",
-        config_overrides=TINY,
+        config_overrides=TWO_LAYERS,
         tokenizer_name=bert,
         train_file=tmp_path / "m.jsonl",
         validation_file=tmp_path / "m.jsonl",
@@ -160,6 +161,7 @@ def test_suspicious_labels_are_reported(multi_label, tmp_path, labels, message, 
     rows = [{"text": "the cat", "label": label} for label in labels]
     file = write(tmp_path / "labels.jsonl", *rows)
     options = {"validation_file": None, "validation_split_percentage": 0, "do_train": True}
+    options |= {"config_overrides": TINY, "pad_to_max_length": True}
     if message == "decimal comma":
         with pytest.raises(DataError, match=message):
             multi_label(train_file=file, max_steps=1, **options)
@@ -251,20 +253,21 @@ def test_the_best_evaluation_is_saved_whatever_the_save_steps(train):
 
 
 def test_resuming_with_other_data_names_the_differences(train, corpus, tmp_path, caplog):
-    train("run", 1, max_steps=2, save_steps=2)
+    train("run", 1, max_steps=2, save_steps=2, do_train=True)
     caplog.clear()
-    train("run", 1, max_steps=3)
+    train("run", 1, max_steps=3, do_train=True)
     assert "with different data" not in caplog.text
     lines = (corpus / "train.jsonl").read_text().splitlines()
     (tmp_path / "more.jsonl").write_text("\n".join([*lines, *lines[:30]]) + "\n")
-    train("run", 1, max_steps=4, train_file=tmp_path / "more.jsonl", seed=7)
+    changes = {"train_file": tmp_path / "more.jsonl", "seed": 7, "do_train": True}
+    train("run", 1, max_steps=4, **changes)
     message = next(
         r.getMessage() for r in caplog.records if "with different data" in r.getMessage()
     )
     for part in ("--seed (42 before, 7 now)", "documents (100 before, 130 now)", "more.jsonl"):
         assert part in message
     caplog.clear()
-    train("run", 1, max_steps=2, train_file=tmp_path / "more.jsonl", seed=7)
+    train("run", 1, max_steps=2, **changes)
     assert "nothing is trained: the checkpoint has 4 steps" in caplog.text
 
 

@@ -26,14 +26,25 @@ def teachers():
 
 
 @pytest.fixture
-def distill(train, teachers):
+def teacher(train, teachers):
+    """Returns a function that trains the teacher of an objective when it is first called."""
+
+    def find(objective):
+        if objective not in teachers:
+            options = {"max_steps": 2, "do_train": True}
+            teachers[objective] = train("teacher", 1, objective, **options).folder
+        return teachers[objective]
+
+    return find
+
+
+@pytest.fixture
+def distill(train, teacher):
     """Returns a function that trains a student of a teacher with the same architecture."""
 
     def run(output, objective, **changes):
-        if objective not in teachers:
-            teachers[objective] = train("teacher", 1, objective, max_steps=2).folder
-        defaults = {"teacher": teachers[objective], "distillation_temperature": 2.0, "max_steps": 2}
-        return train(output, 1, objective, **{**defaults, **changes})
+        options = {"teacher": teacher(objective), "distillation_temperature": 2.0, "max_steps": 2}
+        return train(output, 1, objective, **{**options, **changes})
 
     return run
 
@@ -53,11 +64,10 @@ def test_distillation_does_not_depend_on_micro_batches(distill, objective):
     assert {"eval_loss", "eval_distillation_loss", *inner} <= whole.metrics.keys()
 
 
-def test_a_student_that_equals_its_teacher_has_no_distillation_loss(distill, teachers):
-    distill("first", "clm")
-    start = {"model_type": None, "config_overrides": None, "model_name_or_path": teachers["clm"]}
+def test_a_student_that_equals_its_teacher_has_no_distillation_loss(distill, teacher):
+    start = {"model_type": None, "config_overrides": None, "model_name_or_path": teacher("clm")}
     weights = {"hidden_state_weight": 1.0, "attention_weight": 1.0}
-    same = distill("same", "clm", do_eval=True, output_dir=teachers["clm"], **start, **weights)
+    same = distill("same", "clm", do_eval=True, output_dir=teacher("clm"), **start, **weights)
     for name in ("distillation_loss", "hidden_state_distance", "attention_divergence"):
         assert same.metrics[f"eval_{name}"] == pytest.approx(0, abs=1e-6), name
     total = same.metrics["eval_total_loss"]
@@ -65,10 +75,7 @@ def test_a_student_that_equals_its_teacher_has_no_distillation_loss(distill, tea
 
 
 @pytest.mark.slow
-def test_a_narrower_student_learns_hidden_states_through_a_map_that_is_not_saved(
-    distill, teachers, tmp_path
-):
-    distill("first", "clm")
+def test_a_narrower_student_learns_hidden_states_through_a_map_that_is_not_saved(distill, tmp_path):
     narrow = "n_embd=16,n_layer=1,n_head=4,n_positions=40"
 
     def run(output, callbacks=(), **options):
@@ -110,7 +117,6 @@ def test_resume_is_bit_exact(distill, objective):
     def run(output, callbacks=(), **options):
         return distill(output, objective, callbacks=callbacks, **options)
 
-    distill("first", objective)
     check_resume(run, save_steps=2, max_steps=5)
 
 

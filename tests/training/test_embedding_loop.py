@@ -54,6 +54,7 @@ def embed(flags, pairs, corpus):
             "per_device_eval_batch_size": 8,
             "max_seq_length": None,
             "warmup_steps": 0,
+            "pad_to_max_length": True,
             "train_file": pairs / "train.jsonl",
             "validation_file": pairs / "valid.jsonl",
         } | changes

@@ -8,18 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from tests.training.conftest import SIDES, TINY, losses, stop_at
+from tests.training.conftest import SIDES, TWO_LAYERS, losses, stop_at
 
 BART = f"d_model=32,max_position_embeddings=40,{SIDES}"
 T5 = "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4"
 XGLM = "d_model=32,num_layers=1,attention_heads=4,ffn_dim=64,max_position_embeddings=40"
-GROUPED = f"{TINY},num_key_value_heads=2"
+GROUPED = f"{TWO_LAYERS},num_key_value_heads=2"
 #: Model type, objective, sizes, and the tokenizer if it is not the default of the objective.
 TRAINED = [
-    ("xlm-roberta", "mlm", TINY, None),
-    ("xlm-roberta", "clm", TINY, None),
-    ("roberta-prelayernorm", "mlm", TINY, None),
-    ("roberta-prelayernorm", "clm", TINY, None),
+    ("xlm-roberta", "mlm", TWO_LAYERS, None),
+    ("xlm-roberta", "clm", TWO_LAYERS, None),
+    ("roberta-prelayernorm", "mlm", TWO_LAYERS, None),
+    ("roberta-prelayernorm", "clm", TWO_LAYERS, None),
     ("mt5", "span_mlm", T5, None),
     ("mt5", "translation", T5, None),
     ("mbart", "denoising", BART, None),
@@ -37,7 +37,7 @@ TRAINED = [
     ("gemma2", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
     ("gemma3_text", "clm", f"{GROUPED},head_dim=12,sliding_window=6", "tokenizer"),
     ("eurobert", "mlm", GROUPED, None),
-    ("modernbert", "mlm", f"{TINY},local_attention=6", None),
+    ("modernbert", "mlm", f"{TWO_LAYERS},local_attention=6", None),
 ]
 
 

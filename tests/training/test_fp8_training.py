@@ -14,9 +14,14 @@ from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from tests.support.models import trees_equal
-from tests.training.conftest import losses, stop_at
+from tests.training.conftest import TWO_LAYERS, losses, stop_at
 
-RECIPE = {"precision": "fp8_delayed", "fp8_amax_history_length": 4, "do_train": True}
+RECIPE = {
+    "precision": "fp8_delayed",
+    "fp8_amax_history_length": 4,
+    "do_train": True,
+    "config_overrides": TWO_LAYERS,
+}
 
 
 def scales(loop):
@@ -89,8 +94,9 @@ def test_the_first_step_is_calibrated(train, run_cache):
 
 @pytest.mark.slow
 def test_training_follows_bfloat16(train):
+    options = {"devices": 1, "max_steps": 12, "do_train": True, "config_overrides": TWO_LAYERS}
     curves = {
-        name: losses(train(name, devices=1, max_steps=12, precision=name, do_train=True).folder)
+        name: losses(train(name, precision=name, **options).folder)
         for name in ("bfloat16", "fp8_delayed", "fp8_current")
     }
     plain = curves.pop("bfloat16")

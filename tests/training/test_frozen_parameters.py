@@ -12,7 +12,9 @@ from hfseq.training.state import make_state, make_step
 
 def test_frozen_parameters_are_not_in_the_train_state(train):
     observed = []
-    result = train(devices=1, max_steps=2, callbacks=[lambda info: observed.append(info.batch)])
+    result = train(
+        devices=1, max_steps=2, do_train=True, callbacks=[lambda info: observed.append(info.batch)]
+    )
     run, optimizer = result.run, optax.sgd(0.1)
     every = trees.flatten(jax.tree.map(np.asarray, result.state.params))
     frozen = {path: leaf for path, leaf in every.items() if "encoder" not in path}

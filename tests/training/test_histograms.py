@@ -41,7 +41,7 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
 
     plain = train("plain", 1, callbacks=[note], max_grad_norm=0.1)
     flags = {"log_histograms": 3, "report_to": "tensorboard,jsonl"}
-    watched = train("watched", 1, max_grad_norm=0.1, **flags)
+    watched = train("watched", 1, max_grad_norm=0.1, learning_curve=True, **flags)
     assert losses(plain.folder) == losses(watched.folder)
     assert same(plain.state.params, watched.state.params)
     events = read(watched.folder)

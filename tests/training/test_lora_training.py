@@ -9,10 +9,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import transformers
 
 import hfseq
 from hfseq.errors import UsageError
 from hfseq.nn import trees
+from tests.support.models import roberta_config
 from tests.training.conftest import losses, stop_at
 
 LORA = {
@@ -25,13 +27,26 @@ LORA = {
 }
 
 
-@pytest.fixture
-def base(train):
-    return train("base", max_steps=2).folder
+@pytest.fixture(scope="module")
+def base(corpus, tmp_path_factory):
+    """The directory of a new model and its tokenizer."""
+    folder = tmp_path_factory.mktemp("lora") / "base"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    tokenizer.save_pretrained(folder)
+    config = roberta_config(
+        vocab_size=len(tokenizer),
+        intermediate_size=64,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    hfseq.FlaxRobertaForMaskedLM(config).save_pretrained(folder)
+    return folder
 
 
 def test_only_adapters_are_trained_and_saved(train, base, tmp_path):
-    loop = train("lora", model_name_or_path=base, do_train=True, do_eval=True, save_steps=3, **LORA)
+    options = {"model_name_or_path": base, "do_train": True, "save_steps": 3, **LORA}
+    loop = train("lora", 1, **options)
     leaves = trees.flatten(loop.state.params)
     assert leaves and all("lora_" in trees.join(path) for path in leaves)
     assert len(jax.tree.leaves(loop.state.opt_state)) < 3 * len(leaves) + 6

@@ -67,6 +67,7 @@ def first_metrics(folder) -> dict[str, float]:
 def test_a_new_adapter_is_compared_with_its_base(tune, folder):
     """The reference shares the base: the compiled step has no second copy of it as an argument."""
     adapter = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
+    adapter["max_steps"] = 2
     shared = tune("shared", **adapter)
     assert first_metrics(shared.folder)["train_loss"] == pytest.approx(math.log(2), rel=1e-6)
     separate = tune("separate", **adapter, ref_model_name_or_path=folder / "model")

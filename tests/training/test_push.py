@@ -23,7 +23,7 @@ PUSH = {"push_to_hub": True, "hub_model_id": "user/tiny", "report_to": "tensorbo
 
 @pytest.mark.slow
 def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
-    train("tiny", devices=1, save_steps=3, **PUSH)
+    train("tiny", devices=1, save_steps=3, learning_curve=True, **PUSH)
     repo = hub.repo("user/tiny")
     files = set(repo.at("main").files)
     assert [commit.title for commit in repo.history()][-1] == "Training in progress, step 3"

@@ -84,6 +84,7 @@ def fit(flags, data):
             "max_seq_length": None,
             "warmup_steps": 0,
             "max_steps": 4,
+            "pad_to_max_length": True,
             "train_file": data / f"train-{data_name}.jsonl",
             "validation_file": data / f"valid-{data_name}.jsonl",
         } | changes

@@ -66,7 +66,8 @@ def answer(folder, question: str) -> str:
 
 
 def test_trained_model_chats(tune):
-    loop = tune(max_steps=1, card_samples=1, packing=True)
+    layers = {"config_overrides": f"{TINY},num_hidden_layers=1"}
+    loop = tune(max_steps=1, card_samples=1, packing=True, **layers)
     assert {"eval_loss", "eval_perplexity", "eval_accuracy"} <= loop.metrics.keys()
     tokenizer = AutoTokenizer.from_pretrained(loop.folder)
     assert tokenizer.chat_template == chats.TEMPLATE and tokenizer.eos_token == END_TOKEN

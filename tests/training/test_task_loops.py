@@ -16,7 +16,7 @@ from tests.training.conftest import WORDS, check_resume, losses
 
 TAGS = {"law": "B-LAW", "know": "B-LOC", "every": "I-LAW"}
 BERT = (
-    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64,"
     "max_position_embeddings=70"
 )
 
@@ -102,6 +102,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
         max_steps=80,
         learning_rate=1e-2,
         return_entity_level_metrics=True,
+        pad_to_max_length=True,
         **test,
     )
     log_text = caplog.text
