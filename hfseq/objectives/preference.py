@@ -105,7 +105,7 @@ class PreferenceObjective(Objective):
     arguments: PreferenceArguments
 
     @classmethod
-    def task_head(cls, config: PreTrainedConfig) -> str:
+    def task_head(cls, config: PreTrainedConfig, **download: Any) -> str:
         """Returns the language modeling head of decoders or of encoder-decoders."""
         is_pair = getattr(config, "is_encoder_decoder", False)
         return "ForSeq2SeqLM" if is_pair else "ForCausalLM"

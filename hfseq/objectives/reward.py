@@ -81,7 +81,7 @@ class RewardModeling(PreferenceObjective):
         return rows
 
     @classmethod
-    def task_head(cls, config: PreTrainedConfig) -> str:
+    def task_head(cls, config: PreTrainedConfig, **download: Any) -> str:
         """Returns the sequence classification head."""
         return cls.auto_class
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from hfseq.modeling.base import FlaxModel
 
-#: Runs the model on keyword arguments such as ``input_ids`` and returns its output.
+#: Runs the model on keyword arguments such as ``input_ids`` and returns its output. The keywords
+#: ``model`` and ``params`` run another model instead.
 Run = Callable[..., Any]
 #: Model inputs by name. "scoring_mask" is not an input of the model. It masks the tokens that are
 #: pooled or scored, and defaults to the attention mask.
@@ -182,6 +183,17 @@ class RetrievalConfig:
         limits = self.max_seq_length, model.max_length(), tokenizer.model_max_length
         return min(limit for limit in (*limits, 1 << 20) if limit)
 
+    def tokenizer_for(
+        self, task: str | None, tokenizer: PreTrainedTokenizerBase
+    ) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer of the model that a task uses.
+
+        Args:
+            task: "query", "document" or `None`.
+            tokenizer: The tokenizer of the main model.
+        """
+        return tokenizer
+
     def tokenize(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -210,6 +222,11 @@ class RetrievalConfig:
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
         """The weights of the modules after the encoder, by module and name."""
+        return {}
+
+    @property
+    def module_buffers(self) -> dict[str, dict[str, np.ndarray]]:
+        """Arrays of these modules that training updates without a gradient, by module and name."""
         return {}
 
     def replace_weights(self, weights: ModuleWeights) -> RetrievalConfig:
