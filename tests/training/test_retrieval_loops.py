@@ -599,23 +599,23 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     assert np.abs(encoder.latent_bias).max() > 1e-3
     # The saved model is trained further, with its own statistics.
     start |= {"model_name_or_path": tmp_path / "whole", "auto_encoder_size": None}
-    again = run("again", do_train=True, max_steps=1, learning_rate=0.0)
+    again = run("again", do_train=True, max_steps=1)
     (statistics,) = trees.flatten(again.state.extra["buffers"]).values()
     assert (np.asarray(statistics) <= encoder.last_nonzero + 6).all()
     assert np.asarray(statistics).max() >= encoder.last_nonzero.max()
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("changes", "message"),
     [
         ({"auto_encoder_k": 40}, "has 128 features, but its training uses the 160 largest"),
         ({"auto_encoder_size": 16}, "has 16 features, but its training uses the 32 largest"),
     ],
 )
-def test_autoencoders_that_are_too_small_are_errors(fit, corpus, tmp_path, flags, message):
+def test_autoencoders_that_are_too_small_are_errors(fit, corpus, tmp_path, changes, message):
     save_start("embedding", corpus, tmp_path / "start")
     start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
-    start |= {"model_name_or_path": tmp_path / "start", **flags}
+    start |= {"model_name_or_path": tmp_path / "start", **changes}
     with pytest.raises(UsageError, match=message):
         fit("run", "sparse_encoder", "triplets", **start, do_train=True)
 
