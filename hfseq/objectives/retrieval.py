@@ -369,9 +369,8 @@ class RetrievalObjective(Objective):
         """Encodes all texts of a batch, in chunks if ``--mini_batch_size`` is set.
 
         Returns:
-            The vectors `(rows, texts, features)`, or what a subclass uses in their place, such as
-            :class:`TokenVectors` of queries and documents, and the model's non-parameter
-            collections after the call.
+            The vectors `(rows, texts, features)`, or another description of them such as a pair of
+            :class:`TokenVectors`, and the model's non-parameter collections after the call.
         """
         texts = {
             prefix + name: batch[prefix + name]
