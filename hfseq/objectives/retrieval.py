@@ -423,8 +423,7 @@ class RetrievalObjective(Objective):
                 nonlocal current
                 if "model" in model_inputs:
                     other_model, other_params = map(model_inputs.pop, ("model", "params"))
-                    inputs = other_model, other_params, keys, train, {}
-                    return forward(*inputs, **model_inputs)[0]
+                    return forward(other_model, other_params, keys, train, {}, **model_inputs)[0]
                 output, current = forward(model, params, keys, train, current, **model_inputs)
                 return output
 
