@@ -66,6 +66,7 @@ GENERATED_DATA_CARDS = {
     "spoken-numbers-whisper",
     "wikitext-colbert",
     "wikitext-minilm",
+    "wikitext-reranker",
     "wikitext-splade",
 }
 # Bytes of training data of a card, over all its training files. Each other file is shortened to a
