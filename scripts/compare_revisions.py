@@ -66,6 +66,7 @@ GENERATED_DATA_CARDS = {
     "spoken-numbers-whisper",
     "wikitext-colbert",
     "wikitext-minilm",
+    "wikitext-reranker",
     "wikitext-splade",
 }
 # Total size in bytes to which all training files of a card are shortened. Each other data file is

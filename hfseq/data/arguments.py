@@ -1445,7 +1445,7 @@ class EmbeddingArguments(VectorArguments):
 
 @dataclass
 class SparseArguments(VectorArguments):
-    """Data flags of training sparse encoders (SPLADE)."""
+    """Data flags of training sparse encoders (SPLADE, CSR)."""
 
     losses = (*RANKING_LOSSES, "margin_mse", "distill_kl_div")
 
@@ -1473,6 +1473,22 @@ class SparseArguments(VectorArguments):
         1 / 3,
         "Fraction of the training steps after which the weights of the regularizers have their "
         "full values. They start at 0 and grow quadratically.",
+    )
+    auto_encoder_size: PositiveInt | None = option(
+        None,
+        "Number of features of the autoencoder (CSR) that is added to a bi-encoder. Default: 4 "
+        "times the size of its vectors.",
+    )
+    auto_encoder_k: PositiveInt | None = option(
+        None,
+        "Number of features of the autoencoder that are kept. Default: the model's, or a quarter "
+        "of the size of the dense vectors.",
+    )
+    csr_beta: NonNegativeFloat = option(
+        0.1, "Weight of the auxiliary loss of an autoencoder, which trains unused features."
+    )
+    csr_gamma: NonNegativeFloat = option(
+        1.0, "Weight of --loss relative to the reconstruction error of an autoencoder."
     )
 
 

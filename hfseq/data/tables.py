@@ -511,7 +511,7 @@ class JsonTable(TableFile):
             if text.isspace():
                 continue
             try:
-                parsed = errors.parse_json(text)
+                parsed = errors.parse_json(text, unique_keys=True)
             except json.JSONDecodeError as error:
                 line = error.lineno if array else start
                 raise DataError(

@@ -277,6 +277,13 @@ class FlaxModel(FlaxGenerationMixin):
         vars(self).update(state)
         self._set_structure()
 
+    def with_precision(self, precision: Precision) -> Any:
+        """Returns a model with the same parameters and another precision."""
+        model = self.__copy__()
+        model.precision = precision
+        model._set_structure()
+        return model
+
     def __copy__(self) -> FlaxModel:
         """Returns a model with the same structure and arrays."""
         model = object.__new__(type(self))

@@ -34,6 +34,7 @@ from hfseq.modeling.sentence import (
 )
 from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.layers import Linear
+from hfseq.nn.modules import BUFFERS, Buffer
 from hfseq.nn.qwix import quantize_kernel
 from hfseq.nn.random import Keys
 from hfseq.nn.sharding import complete_mesh
@@ -1102,7 +1103,11 @@ class FlaxPreTrainedModel(FlaxModel):
         model._options, model.generation_config = self._options, self.generation_config
         model._sentences = self._sentences
         if self.module_weights:
-            model.train_modules(trees.unflatten(self.module_weights)[MODULES_KEY])
+            weights, buffers = (
+                trees.unflatten(flat).get(MODULES_KEY, {})
+                for flat in (self.module_weights, self.module_buffers)
+            )
+            model.train_modules(weights, buffers)
         return model
 
     # -- sentences
@@ -1115,6 +1120,8 @@ class FlaxPreTrainedModel(FlaxModel):
     _encoder: tuple[str | None, SentenceEncoder] | None = None
     #: Initial weights of sentence-transformers' modules, if they are parameters of this model.
     module_weights: Mapping[trees.Path, np.ndarray] = {}
+    #: Initial arrays of these modules that are not trained by gradients.
+    module_buffers: Mapping[trees.Path, np.ndarray] = {}
 
     def set_source(self, source: str, **download: Any) -> None:
         """Sets the source of a model that was not loaded by ``from_pretrained``.
@@ -1148,14 +1155,22 @@ class FlaxPreTrainedModel(FlaxModel):
     def train_sentence_modules(self) -> None:
         """Adds the weights of the modules in ``sentence_config`` to the parameters of this model.
 
-        The modules are the dense layers after the encoder, or a static query encoder. Their weights
-        are in the entry "sentence_modules" of the parameters. They are trained with the model, and
-        ``save_pretrained`` writes them into the folders of the modules.
+        The modules are the dense layers after the encoder, an encoder of queries or an autoencoder.
+        Their weights are in the entry "sentence_modules" of the parameters. They are trained with
+        the model, and ``save_pretrained`` writes them into the folders of the modules. The
+        statistics of an autoencoder are in the same entry of the collection "buffers".
         """
-        weights = {} if self.sentence_config is None else self.sentence_config.module_weights
-        self.train_modules(weights)
+        config = self.sentence_config
+        if config is None:
+            self.train_modules({})
+        else:
+            self.train_modules(config.module_weights, config.module_buffers)
 
-    def train_modules(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    def train_modules(
+        self,
+        weights: Mapping[str, Mapping[str, np.ndarray]],
+        buffers: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
         """Adds the weights of modules to the parameters of this model, so that they are trained.
 
         The forward pass of the model does not use them. ``save_pretrained`` writes those of modules
@@ -1163,6 +1178,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
         Args:
             weights: The initial weights by module and name.
+            buffers: Arrays that the training updates without a gradient, by module and name.
         """
         flat: dict[trees.Path, np.ndarray] = {
             (MODULES_KEY, module, name): np.asarray(value, np.float32)
@@ -1170,10 +1186,20 @@ class FlaxPreTrainedModel(FlaxModel):
             for name, value in named.items()
         }
         self.module_weights = flat
+        self.module_buffers = trees.flatten({MODULES_KEY: buffers}) if buffers else {}
         self._set_structure()
         if self._params is not None:
             arrays = {path: jnp.asarray(value) for path, value in flat.items()}
             self._params = trees.unflatten(trees.flatten(self._params) | arrays)
+            self.extra = self.add_module_buffers(self.extra)
+
+    def add_module_buffers(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns collections with the initial buffers of the modules in :meth:`train_modules`."""
+        if not self.module_buffers:
+            return dict(extra)
+        arrays = {path: jnp.asarray(value) for path, value in self.module_buffers.items()}
+        buffers = trees.flatten(extra.get(BUFFERS, {})) | arrays
+        return {**extra, BUFFERS: trees.unflatten(buffers)}
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module: Any = super()._build(rngs, cache)
@@ -1181,6 +1207,8 @@ class FlaxPreTrainedModel(FlaxModel):
             parts: dict[str, nnx.Dict] = {}
             for (_, part, name), value in self.module_weights.items():
                 parts.setdefault(part, nnx.Dict())[name] = nnx.Param(jnp.asarray(value))
+            for (_, part, name), value in self.module_buffers.items():
+                parts.setdefault(part, nnx.Dict())[name] = Buffer(jnp.asarray(value))
             setattr(module, MODULES_KEY, nnx.Dict(parts))
         return module
 
@@ -1344,8 +1372,16 @@ class FlaxPreTrainedModel(FlaxModel):
         replicated = sharding.replicate(
             {path: flat.pop(path) for path in list(flat) if path[0] == MODULES_KEY}
         )
+        collections = joined_extra if extra is None else extra
+        if self.module_buffers:
+            buffers = (self.extra if collections is None else collections)[BUFFERS]
+            replicated |= {
+                path: leaf
+                for path, leaf in trees.flatten(buffers).items()
+                if path in self.module_buffers
+            }
         if self.peft_config is None:
-            flat |= self._stored_leaves(joined_extra if extra is None else extra)
+            flat |= self._stored_leaves(collections)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
         distributed = {path for path, leaf in flat.items() if sharding.is_distributed(leaf)}

@@ -27,6 +27,10 @@ def identity(x: Any, *_: Any) -> Any:
     return x
 
 
+#: Name of the collection of buffers.
+BUFFERS = "buffers"
+
+
 class Buffer(nnx.Variable):
     """An array that is not trained, like a buffer of PyTorch.
 
@@ -35,7 +39,7 @@ class Buffer(nnx.Variable):
     """
 
 
-nnx.register_variable_name("buffers", Buffer)
+nnx.register_variable_name(BUFFERS, Buffer)
 
 
 class Function:

@@ -393,8 +393,13 @@ class Objective:
         """
 
     @classmethod
-    def task_head(cls, config: PreTrainedConfig) -> str:
-        """Returns the suffix of the class of models with this configuration."""
+    def task_head(cls, config: PreTrainedConfig, **download: Any) -> str:
+        """Returns the suffix of the class of models with this configuration.
+
+        Args:
+            config: The configuration, which names the directory or repository of the model.
+            **download: Options for reading further files of a repository.
+        """
         return cls.auto_class
 
     def auxiliary_models(self) -> dict[str, AuxiliaryModel]:

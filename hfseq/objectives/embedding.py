@@ -18,7 +18,14 @@ import numpy as np
 from hfseq.data.arguments import EmbeddingArguments
 from hfseq.data.retrieval import class_labels
 from hfseq.errors import UsageError
-from hfseq.modeling.sentence import Dense, ModuleWeights, SentenceConfig, l2_normalize
+from hfseq.modeling.sentence import (
+    Dense,
+    ModuleWeights,
+    SentenceConfig,
+    SentenceEncoder,
+    l2_normalize,
+)
+from hfseq.modeling.sentence.bi_encoder import QueryRoute
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch, Objective
 from hfseq.objectives.chunks import Sharded
@@ -87,6 +94,10 @@ class Embedding(RetrievalObjective):
     ) -> SentenceConfig:
         """Returns the settings of the model, which the flags can change."""
         data, config = self.arguments, config or SentenceConfig()
+        if config.query_route is not None and config.query_route.encoder is not None:
+            config = dataclasses.replace(
+                config, query_route=self.prepare_queries(model, config, config.query_route)
+            )
         config = dataclasses.replace(
             config,
             pooling=config.pooling if data.pooling is None else (data.pooling,),
@@ -103,6 +114,33 @@ class Embedding(RetrievalObjective):
             classifier = Dense.random(3 * num_features, len(self.classes), self.CLASSIFIER_SEED)
             return dataclasses.replace(config, classifier=classifier)
         return dataclasses.replace(config, classifier=None)
+
+    def prepare_queries(
+        self, model: FlaxPreTrainedModel, config: SentenceConfig, route: QueryRoute
+    ) -> QueryRoute:
+        """Gives the transformer of queries the precision of that of documents.
+
+        Raises:
+            UsageError: The vectors have different sizes, or the precision has statistics.
+        """
+        encoder = route.encoder
+        assert encoder is not None
+        sizes = [
+            part.features or transformer.text_config.hidden_size * len(part.pooling)
+            for part, transformer in ((encoder.config, encoder.model), (config, model))
+        ]
+        if sizes[0] != sizes[1]:
+            raise UsageError(
+                f"the vectors of queries have {sizes[0]} features, but those of documents have "
+                f"{sizes[1]}"
+            )
+        query_model = encoder.model.with_precision(model.precision)
+        if query_model.extra_shape_tree:
+            raise UsageError(
+                f"--precision {model.precision.name} does not support routers with two transformers"
+            )
+        query_encoder = SentenceEncoder(query_model, encoder.tokenizer, encoder.config)
+        return dataclasses.replace(route, encoder=query_encoder)
 
     @property
     def encodes_together(self) -> bool:
@@ -128,8 +166,6 @@ class Embedding(RetrievalObjective):
 
     def _guide(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the guide model's embeddings of texts, float32 `(texts, features)`."""
-        from hfseq.modeling.sentence import SentenceEncoder
-
         guide = self.__dict__.get("_guide_encoder")
         if guide is None:
             logger.info("computing embeddings with --guide_model %s", self.arguments.guide_model)

@@ -108,7 +108,7 @@ class PreferenceObjective(Objective):
     arguments: PreferenceArguments
 
     @classmethod
-    def task_head(cls, config: PreTrainedConfig) -> str:
+    def task_head(cls, config: PreTrainedConfig, **download: Any) -> str:
         """Returns the task of the model class: causal or sequence-to-sequence language modeling."""
         is_pair = getattr(config, "is_encoder_decoder", False)
         return "ForSeq2SeqLM" if is_pair else "ForCausalLM"

@@ -35,6 +35,7 @@ from hfseq.data.samplers import GroupByLabelBatches, NoDuplicatesBatches
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.modeling.sentence import MODULES_KEY, ModuleWeights, RetrievalConfig, TokenizedTexts
+from hfseq.modeling.sentence.config import Inputs, Run
 from hfseq.objectives import retrieval_losses as losses
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.chunks import Sharded, map_chunks
@@ -221,13 +222,13 @@ class RetrievalObjective(Objective):
             config, max_seq_length=length, prompts={**config.prompts, **given_prompts}
         )
         model.sentence_config = self.retrieval_config
-        if self.retrieval_config.module_weights:
-            model.train_sentence_modules()
         if self.arguments.mini_batch_size and jax.tree.leaves(model.extra_shape_tree):
             raise UsageError(
                 "--mini_batch_size does not support models with statistics or scales that change "
                 "in training, such as FP8: drop the flag"
             )
+        if self.retrieval_config.module_weights:
+            model.train_sentence_modules()
 
     def make_config(self, model: FlaxPreTrainedModel, config: Any) -> Any:
         """Returns the settings of the model, which the flags can change.
@@ -295,7 +296,7 @@ class RetrievalObjective(Objective):
             ]
         return GroupedRows(
             [part.ids for part in parts],
-            pad_token_id(self.tokenizer),
+            pad_token_id(self.retrieval_config.tokenizer_for(task, self.tokenizer)),
             length,
             self.arguments.pad_to_max_length,
             fields,
@@ -370,8 +371,9 @@ class RetrievalObjective(Objective):
 
         Returns:
             The vectors, `(rows, texts, features)`. Multi-vector encoders return the
-            :class:`TokenVectors` of queries and those of documents instead. The second value
-            contains the model's non-parameter collections after the call.
+            :class:`TokenVectors` of queries and those of documents instead, and other models may
+            return their own description of the vectors. The second value contains the model's
+            non-parameter collections after the call.
         """
         texts = {
             prefix + name: batch[prefix + name]
@@ -392,6 +394,12 @@ class RetrievalObjective(Objective):
     def sharded(self, model: FlaxPreTrainedModel) -> Sharded | None:
         """Returns how the rows of a batch are split over devices."""
         return None if model.mesh is None else Sharded(model.mesh)
+
+    def embed(
+        self, run: Run, inputs: Inputs, weights: ModuleWeights | None, task: str | None
+    ) -> Any:
+        """Computes the vectors of texts. See :meth:`RetrievalConfig.embed`."""
+        return self.retrieval_config.embed(run, inputs, weights, task)
 
     def _encode_rows(
         self,
@@ -417,10 +425,13 @@ class RetrievalObjective(Objective):
 
             def run(**model_inputs: Any) -> Any:
                 nonlocal current
+                if "model" in model_inputs:
+                    other_model, other_params = map(model_inputs.pop, ("model", "params"))
+                    return forward(other_model, other_params, keys, train, {}, **model_inputs)[0]
                 output, current = forward(model, params, keys, train, current, **model_inputs)
                 return output
 
-            result = self.retrieval_config.embed(run, inputs, params.get(MODULES_KEY), task)
+            result = self.embed(run, inputs, params.get(MODULES_KEY), task)
             return jax.tree.map(lambda leaf: leaf.reshape(*shape[:2], *leaf.shape[1:]), result)
 
         documents = {name: texts[name] for name in TEXT_ARRAYS if name in texts}

@@ -81,7 +81,7 @@ class RewardModeling(PreferenceObjective):
         return rows
 
     @classmethod
-    def task_head(cls, config: PreTrainedConfig) -> str:
+    def task_head(cls, config: PreTrainedConfig, **download: Any) -> str:
         """Returns the task of the model class, sequence classification."""
         return cls.auto_class
 

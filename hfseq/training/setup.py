@@ -415,7 +415,9 @@ def build_run(
             )
         with _hidden_token_warnings(arguments):
             config = load_config(arguments, tokenizer, objective_class)
-    model = build_model(arguments, config, objective_class.task_head(config))
+    model = build_model(
+        arguments, config, objective_class.task_head(config, **_hub_options(arguments))
+    )
     objective = objective_class(arguments.data, tokenizer, config)
     auxiliary = plan_auxiliary(arguments, objective, model, mesh)
     objective.auxiliary = {name: plan.structure for name, plan in auxiliary.items()}
@@ -938,7 +940,7 @@ def make_params(
     padded |= {
         path: jax.device_put(value, shardings[path]) for path, value in model.module_weights.items()
     }
-    extra = jax.device_put(loaded.extra, replicated)
+    extra = jax.device_put(model.add_module_buffers(loaded.extra), replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
 

@@ -178,6 +178,27 @@ def test_queries_with_other_modules_than_documents(bert, tmp_path, static, defau
     check_both_ways(theirs, tmp_path)
 
 
+def test_queries_with_another_transformer_than_documents(bert, tmp_path):
+    from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig
+
+    config = BertConfig.from_pretrained(bert, hidden_size=16, intermediate_size=24)
+    small = shutil.copytree(bert, tmp_path / "small")
+    hfseq.FlaxBertModel(config, seed=2).save_pretrained(small)
+    router = Router.for_query_document(
+        query_modules=[Transformer(str(small)), Pooling(16, "mean"), Dense(16, 32)],
+        document_modules=[Transformer(str(bert)), Pooling(32, "cls")],
+    )
+    prompts = {"query": "law of: ", "document": "the river "}
+    theirs = st.SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=prompts)
+    ours = check_both_ways(theirs, tmp_path)
+    assert ours.encode_query(TEXTS[0], truncate_dim=8).shape == (8,)
+    # The model of queries can be used alone.
+    alone = hfseq.RetrievalModel.from_pretrained(tmp_path / "ours/query_0_Transformer")
+    assert_close(alone.encode_query(TEXTS), theirs.encode_query(TEXTS))
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_sparse_autoencoders(bert, tmp_path, normalize):
     from sentence_transformers.base.modules import Normalize, Transformer

@@ -116,10 +116,38 @@ def test_unknown_modules_kinds_and_missing_files_are_refused(saved, bert, tmp_pa
         change_json(folder / "config_sentence_transformers.json", model_type="Other")
         with pytest.raises(CheckpointError, match="Other"):
             hfseq.RetrievalModel.from_pretrained(folder)
+    for name, message in (("bi", "has no Pooling"), ("sparse", "requires .* one SpladePooling")):
+        shutil.copytree(saved[name], tmp_path / f"{name}-1")
+        file = tmp_path / f"{name}-1/modules.json"
+        file.write_text(json.dumps(json.loads(file.read_text())[:1]))
+        change_json(
+            file.with_name("config_sentence_transformers.json"),
+            model_type={"bi": "SentenceTransformer", "sparse": "SparseEncoder"}[name],
+        )
+        with pytest.raises(CheckpointError, match=message):
+            hfseq.RetrievalModel.from_pretrained(file.parent)
     shutil.copytree(saved["multi"], tmp_path / "dense")
     (tmp_path / "dense/1_Dense/model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1_Dense has no model\.safetensors"):
         hfseq.RetrievalModel.from_pretrained(tmp_path / "dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("bi", "modules.json"),
+        ("bi", "config_sentence_transformers.json"),
+        ("bi", "sentence_bert_config.json"),
+        ("bi", "1_Pooling/config.json"),
+        ("multi", "1_Dense/config.json"),
+    ],
+)
+def test_duplicate_keys_are_refused(saved, tmp_path, name, file):
+    shutil.copytree(saved[name], tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_text(path.read_text().replace("{", '{"twice": 1, "twice": 2,', 1))
+    with pytest.raises(CheckpointError, match=f"{file} is not valid JSON: duplicate key 'twice'"):
+        hfseq.RetrievalModel.from_pretrained(tmp_path / "model")
 
 
 INVALID = {

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hfseq.modeling.sentence.auto_encoder import SparseAutoEncoder
+from hfseq.objectives import auto_encoder
 from hfseq.objectives import ranking_losses as ranking
 from hfseq.objectives import retrieval_losses as losses
 
@@ -461,6 +463,96 @@ def test_the_flops_regularizer_is_that_of_sentence_transformers(threshold, their
     result = FlopsLoss(None, threshold).compute_loss_from_embeddings(tensor.reshape(-1, FEATURES))
     value = jax.value_and_grad(losses.flops)(jnp.asarray(weights), jnp.ones(ROWS, bool), threshold)
     compare(value, result, tensor)
+
+
+def make_auto_encoder(normalize: bool) -> tuple[SparseAutoEncoder, np.ndarray]:
+    """Returns an autoencoder with unused features, and vectors of three columns of texts."""
+    random = np.random.default_rng(3)
+    weights: dict[str, Any] = {
+        "encoder": random.normal(size=(24, FEATURES)),
+        "pre_bias": random.normal(size=FEATURES) / 5,
+        "latent_bias": random.normal(size=24) / 5,
+    }
+    weights = {name: value.astype(np.float32) for name, value in weights.items()}
+    last_nonzero = np.where(random.random(24) < 0.7, 30, 3)
+    encoder = SparseAutoEncoder(
+        **weights, last_nonzero=last_nonzero, k=3, k_aux=5, normalize=normalize
+    )
+    return encoder, random.normal(size=(ROWS, 3, FEATURES)).astype(np.float32)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_rows_that_pad_the_batch_do_not_change_reconstructions(normalize):
+    encoder, vectors = make_auto_encoder(normalize)
+    valid = np.r_[np.zeros(2, bool), np.ones(ROWS - 2, bool)]
+    vectors[:2] = 9.0
+    buffers = encoder.buffers["last_nonzero"]
+    _, loss, statistics = auto_encoder.reconstruct(
+        encoder, jnp.asarray(vectors), encoder.weights, buffers, valid
+    )
+    latents, expected_loss, expected_statistics = auto_encoder.reconstruct(
+        encoder, jnp.asarray(vectors[2:]), encoder.weights, buffers, valid[2:]
+    )
+    np.testing.assert_allclose(loss, expected_loss, rtol=2e-6)
+    np.testing.assert_array_equal(statistics, expected_statistics)
+    assert ((latents > 0).sum(-1) <= 3).all() and (latents > 0).any()
+    # Equal texts have no spread, by which the auxiliary loss is divided.
+    equal = jnp.ones((4, 2, FEATURES))
+    assert np.isfinite(
+        auto_encoder.reconstruct(encoder, equal, encoder.weights, buffers, valid[:4])[1]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_reconstructions_are_those_of_sentence_transformers(normalize, train, theirs):
+    import torch
+    from sentence_transformers.sparse_encoder.losses import CSRLoss
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder as Reference
+
+    encoder, vectors = make_auto_encoder(normalize)
+    reference = Reference(FEATURES, 24, k=3, k_aux=5, normalize=normalize).train(train)
+    names = {"pre_bias": "pre_bias", "encoder": "encoder.weight", "latent_bias": "latent_bias"}
+    state = {names[name]: torch.tensor(value) for name, value in encoder.weights.items()}
+    reference.load_state_dict(
+        {
+            **state,
+            "decoder.linear.weight": state["encoder.weight"],
+            "stats_last_nonzero": torch.tensor(encoder.last_nonzero),
+        }
+    )
+    tensor = torch.tensor(vectors, requires_grad=True)
+    columns = column_model(tensor)
+
+    class Model(torch.nn.Module):
+        def forward(self, features: dict) -> dict:
+            return reference(columns(features))
+
+    terms = CSRLoss(Model(), beta=0.3, gamma=0.5)([{"column": n} for n in range(3)], None)
+    result = sum(terms.values())
+    assert terms["reconstruction_loss_aux"] > 0.01  # unused features exist
+
+    def mean(vectors: jax.Array, weights: Any) -> tuple[jax.Array, jax.Array]:
+        buffers, valid = encoder.buffers["last_nonzero"], jnp.ones(ROWS, bool)
+        latents, error, statistics = auto_encoder.reconstruct(
+            encoder, vectors, weights, buffers, valid, auxiliary_weight=0.3, train=train
+        )
+        options: dict[str, Any] = {"scale": 1.0, "similarity": "dot"}
+        base = losses.multiple_negatives_ranking(latents, valid, **options)
+        return error + 0.5 * base.mean, statistics
+
+    weights = {name: jnp.asarray(value) for name, value in encoder.weights.items()}
+    (value, statistics), gradients = jax.value_and_grad(mean, (0, 1), has_aux=True)(
+        jnp.asarray(vectors), weights
+    )
+    compare((value, gradients[0]), result, tensor)
+    np.testing.assert_array_equal(statistics, reference.stats_last_nonzero.numpy())
+    parameters = dict(reference.named_parameters())
+    for name, tensor_name in names.items():
+        expected = parameters[tensor_name].grad.numpy()
+        np.testing.assert_allclose(gradients[1][name], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def make_tokens(seed: int = 0) -> list[np.ndarray]:

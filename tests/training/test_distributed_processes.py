@@ -335,13 +335,15 @@ def test_chunks_use_the_negatives_of_all_processes(objective, flags, tmp_path):
         "max_seq_length": None,
         "loss": "multiple_negatives_ranking",
         "batch_sampler": "no_duplicates",
+        "per_device_eval_batch_size": 8,
         "do_train": True,
         "do_eval": True,
     }
     # Each device has four of eight rows, which chunks of three do not divide.
     arguments = parse(flags("one", **options), objective=objective)
     main(arguments, objective, devices=jax.devices()[:1])
-    chunks = {**options, "mini_batch_size": 3}
+    # The candidates of an evaluation are the texts of a batch, which has eight rows in both runs.
+    chunks = {**options, "mini_batch_size": 3, "per_device_eval_batch_size": 4}
     Processes(flags("two", **chunks), 2, objective=objective).ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
     for name, value in results(tmp_path / "one").items():

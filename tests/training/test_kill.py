@@ -63,6 +63,11 @@ RUNS = {
     "question_answering": ("run_qa_flax.py", "mlm", {}, 2),
     "summarization": ("run_summarization_flax.py", "mlm", {}, 2),
     "embedding": ("run_embedding_flax.py", "mlm", {}, 2),
+    "embedding_no_duplicates": (
+        *("run_embedding_flax.py", "mlm", {"batch_sampler": "no_duplicates"}, 2),
+    ),
+    "embedding_mixture": ("run_embedding_flax.py", "mlm", {"train_mixture": "pairs"}, 2),
+    "mlm_mixture": ("run_mlm_flax.py", "mlm", {"train_mixture": "texts"}, 2),
     "cross_encoder": ("run_cross_encoder_flax.py", "mlm", {}, 2),
     "sparse_encoder": ("run_sparse_encoder_flax.py", "mlm", {}, 2),
     "multi_vector": ("run_multi_vector_flax.py", "mlm", {}, 2),
@@ -90,10 +95,28 @@ def labelled(corpus):
     return corpus / "labelled.tsv"
 
 
+def mixture(data: str, corpus: Path) -> Path:
+    """Writes the file of a mixture of two datasets, and returns its path."""
+    folder = stored_runs.STORED / "data"
+    first, second = {
+        "pairs": (
+            {"train_file": str(folder / "texts.jsonl"), "batch_sampler": "no_duplicates"},
+            {"train_file": str(folder / "texts.jsonl")},
+        ),
+        "texts": (
+            {"train_file": str(corpus / "train.jsonl")},
+            {"train_file": str(corpus / "valid.jsonl")},
+        ),
+    }[data]
+    path = corpus / f"{data}-mixture.yaml"
+    path.write_text(json.dumps([first, {**second, "weight": 2}]))  # JSON is also YAML
+    return path
+
+
 def without_text(name: str) -> dict[str, Any]:
     """The flags of a stored run on other data, instead of those for text."""
     none = ("model_type", "tokenizer_name", "train_file", "validation_file", "max_seq_length")
-    objective_flags = stored_runs.RUNS[name][1]
+    objective_flags = stored_runs.RUNS[name.split("_no_")[0].removesuffix("_mixture")][1]
     all_flags = {
         flag: value.replace(stored_runs.DATA, str(stored_runs.STORED / "data"))
         if isinstance(value, str)
@@ -128,6 +151,9 @@ def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path
         options |= {"train_file": labelled, "validation_file": labelled}
     if name.startswith(OTHER_DATA):
         options |= without_text(name)
+    if data := objective_flags.get("train_mixture"):
+        path = mixture(data, labelled.parent)
+        options |= {"train_file": None, "train_mixture": path, "eval_strategy": "no"}
     uninterrupted = start(flags("whole", **options), script)
     output, _ = uninterrupted.communicate(timeout=900)
     assert uninterrupted.returncode == 0, output
@@ -163,7 +189,7 @@ def test_all_training_scripts_are_killed_and_go_back():
     }
     assert trained == {script for script, *_ in RUNS.values()}
     counts = [count if isinstance(count, tuple) else (count, 0) for *_, count in RUNS.values()]
-    assert (sum(kills for kills, _ in counts), sum(back for _, back in counts)) == (114, 20)
+    assert (sum(kills for kills, _ in counts), sum(back for _, back in counts)) == (120, 20)
 
 
 # -- other ways to end a run

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
+from hfseq.nn import trees
+from tests.support.models import trees_equal
 from tests.training.conftest import WORDS, check_resume, losses
 
 BERT = (
@@ -330,6 +332,29 @@ def test_examples_that_are_not_valid_are_errors(objective, loss, row, error, mes
         plugins.load().objectives.get(objective)(arguments, None, BertConfig())
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.csv", "anchor,positive,positive\na,b,c\n", "not unique: anchor, positive, positive"),
+        (
+            "rows.jsonl",
+            '{"anchor": "a", "positive": "b", "positive": "c"}\n',
+            "line 1 is not valid JSON: duplicate key 'positive'",
+        ),
+    ],
+)
+def test_duplicate_columns_are_errors(name, text, message, tmp_path):
+    from transformers import BertConfig
+
+    from hfseq.data.arguments import EmbeddingArguments
+    from hfseq.objectives.embedding import Embedding
+
+    (tmp_path / name).write_text(text)
+    arguments = EmbeddingArguments(train_file=[str(tmp_path / name)], validation_split_percentage=0)
+    with pytest.raises(DataError, match=message):
+        Embedding(arguments, None, BertConfig())
+
+
 def test_negatives_that_are_positives_are_reported(tmp_path, caplog):
     from transformers import BertConfig
 
@@ -497,6 +522,112 @@ def test_a_router_with_a_static_embedding_is_trained_and_exported(fit, corpus, t
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_a_router_with_two_transformers_has_the_weights_of_sentence_transformers(
+    fit, data, corpus, tmp_path
+):
+    from transformers import AutoTokenizer, BertConfig
+
+    import hfseq
+    from hfseq.data.batches import Batches
+    from hfseq.modeling.sentence import Dense, SentenceConfig
+    from hfseq.modeling.sentence.bi_encoder import QueryRoute
+
+    theirs = pytest.importorskip("sentence_transformers")
+    save_start("embedding", corpus, tmp_path / "plain")
+    model = hfseq.SentenceEncoder.from_pretrained(tmp_path / "plain")
+    tokenizer: Any = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    small = BertConfig.from_pretrained(tmp_path / "plain", hidden_size=16, intermediate_size=24)
+    projection = SentenceConfig(dense=(Dense.random(16, 32),), normalize=True)
+    query_encoder = hfseq.SentenceEncoder(hfseq.FlaxBertModel(small, seed=2), tokenizer, projection)
+    route = QueryRoute(encoder=query_encoder)
+    model.config = SentenceConfig(normalize=True, query_route=route)
+    model.save_pretrained(tmp_path / "start")
+    rows = [json.loads(line) for line in (data / "train-triplets.jsonl").open()]
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2}
+    start |= {"adam_epsilon": 1e-2, "weight_decay": 0.1}
+
+    def run(output: str, **options: Any) -> Any:
+        return fit(output, "embedding", "triplets", **start, **options)
+
+    check_resume(run, step=3, do_train=True, do_eval=True, save_steps=2)
+    chunks = run("chunks", do_train=True, mini_batch_size=5)
+    assert losses(chunks.folder) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    order = Batches(range(len(rows)), BATCH, 42)  # type: ignore[arg-type]
+    ordered = [rows[index] for step in range(STEPS) for index in order.indices(step)[0]]
+    run("ours", do_train=True, max_steps=STEPS)
+    train_theirs(
+        *(theirs, "embedding", "MultipleNegativesRankingLoss", 1e-2, 1e-2, tmp_path / "start"),
+        *(ordered, tmp_path),
+        weight_decay=0.1,
+        router_mapping={"query": "query", "document": "document", "negative": "document"},
+    )
+    ours = hfseq.RetrievalModel.from_pretrained(tmp_path / "ours")
+    texts = ["the law of every land", "who live there"]
+    for method in ("encode_query", "encode_document"):
+        before = getattr(model, method)(texts)
+        actual = getattr(ours, method)(texts)
+        assert np.abs(actual - before).max() > 1e-2
+        for name in ("theirs", "ours"):
+            reference = theirs.SentenceTransformer(str(tmp_path / name), device="cpu")
+            expected = getattr(reference, method)(texts)
+            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=name)
+
+
+def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp_path):
+    import hfseq
+
+    save_start("embedding", corpus, tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2}
+    start |= {"auto_encoder_size": 64, "auto_encoder_k": 6}
+
+    def run(output: str, **options: Any) -> Any:
+        return fit(output, "sparse_encoder", "triplets", **start, **options)
+
+    whole, parts = check_resume(run, step=3, do_train=True, do_eval=True, save_steps=2)
+    assert trees_equal(whole.state.extra, parts.state.extra)
+    assert 1 < whole.metrics["eval_document_active_dims"] <= 6
+    chunks = run("chunks", do_train=True, mini_batch_size=5)
+    expected = losses(tmp_path / "whole")
+    assert losses(tmp_path / "chunks") == pytest.approx(expected, rel=1e-5)
+    assert trees_equal(chunks.state.extra, whole.state.extra)
+    ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "whole")
+    encoder = ours.config.auto_encoder
+    assert (encoder.hidden_dim, encoder.k, ours.config.max_active_dims) == (64, 6, 6)
+    # Four steps with three columns, and two updates per column.
+    assert encoder.last_nonzero.min() == 1 and encoder.last_nonzero.max() <= 24
+    assert np.abs(encoder.latent_bias).max() > 1e-3
+    # The saved model is trained further, with its own statistics.
+    start |= {"model_name_or_path": tmp_path / "whole", "auto_encoder_size": None}
+    again = run("again", do_train=True, max_steps=1)
+    (statistics,) = trees.flatten(again.state.extra["buffers"]).values()
+    assert (np.asarray(statistics) <= encoder.last_nonzero + 6).all()
+    assert np.asarray(statistics).max() >= encoder.last_nonzero.max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_encoder_k": 40}, "has 128 features, but its training uses the 160 largest"),
+        ({"auto_encoder_size": 16}, "has 16 features, but its training uses the 32 largest"),
+    ],
+)
+def test_autoencoders_that_are_too_small_are_errors(fit, corpus, tmp_path, changes, message):
+    save_start("embedding", corpus, tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", **changes}
+    with pytest.raises(UsageError, match=message):
+        fit("run", "sparse_encoder", "triplets", **start, do_train=True)
+
+
+def test_flags_of_autoencoders_require_a_bi_encoder(fit):
+    with pytest.raises(UsageError, match=r"--auto_encoder_size .* require a bi-encoder"):
+        fit("run", "sparse_encoder", "triplets", auto_encoder_size=64, do_train=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_static_query_encoder_is_trained_and_exported(fit, corpus, frozen, tmp_path):
     from transformers import AutoTokenizer, BertConfig
@@ -595,6 +726,7 @@ PARITY: dict[str, tuple[str, str, str, str]] = {
     "pairs": ("cross_encoder", "labeled", "binary_cross_entropy", "BinaryCrossEntropyLoss"),
     "lists": ("cross_encoder", "lists", "lambda_loss", "LambdaLoss"),
     "splade": ("sparse_encoder", "triplets", "multiple_negatives_ranking", "SpladeLoss"),
+    "csr": ("sparse_encoder", "triplets", "multiple_negatives_ranking", "CSRLoss"),
     "colbert": (
         "multi_vector",
         "triplets",
@@ -605,11 +737,12 @@ PARITY: dict[str, tuple[str, str, str, str]] = {
 
 
 def save_start(objective: str, corpus: Path, folder: Path) -> None:
-    """Saves a model without dropout, of the kind that the objective trains."""
+    """Saves a model without dropout, of the kind that the objective trains, or "csr"."""
     from transformers import AutoTokenizer, BertConfig
 
     import hfseq
     from hfseq.modeling import sentence
+    from hfseq.modeling.sentence.auto_encoder import SparseAutoEncoder
 
     tokenizer: Any = AutoTokenizer.from_pretrained(corpus / "tokenizer")
     model_class, encoder, config = {
@@ -619,6 +752,14 @@ def save_start(objective: str, corpus: Path, folder: Path) -> None:
             sentence.CrossEncoderConfig(activation="Identity"),
         ),
         "sparse_encoder": ("BertForMaskedLM", "SparseEncoder", sentence.SparseConfig()),
+        "csr": (
+            *("BertModel", "SparseEncoder"),
+            sentence.SparseConfig(
+                max_active_dims=8,
+                bi_encoder=sentence.SentenceConfig(normalize=True),
+                auto_encoder=SparseAutoEncoder.random(32, 128, 8),
+            ),
+        ),
         "multi_vector": (
             *("BertModel", "MultiVectorEncoder"),
             sentence.MultiVectorConfig((sentence.random_projection(32, 16),)),
@@ -642,6 +783,7 @@ def train_theirs(
     start: Path,
     rows: list[dict[str, Any]],
     out: Path,
+    **options: Any,
 ) -> None:
     """Trains a model with sentence-transformers on these rows, in this order, and saves it."""
     import torch
@@ -666,7 +808,9 @@ def train_theirs(
 
     model = getattr(theirs, name)(str(start), device="cpu")
     losses_module = importlib.import_module(f"{package.__name__}.losses")
-    if loss_name == "SpladeLoss":
+    if loss_name == "CSRLoss":
+        loss = losses_module.CSRLoss(model)
+    elif loss_name == "SpladeLoss":
         inner = losses_module.SparseMultipleNegativesRankingLoss(model)
         weights = {"document_regularizer_weight": 3e-5, "query_regularizer_weight": 5e-5}
         loss = losses_module.SpladeLoss(model, inner, **weights)
@@ -684,6 +828,7 @@ def train_theirs(
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
+        **options,
     )
     dataset = Dataset.from_list(rows)
     InOrder(model=model, args=arguments, train_dataset=dataset, loss=loss).train()
@@ -703,8 +848,8 @@ def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data,
     # AdamW amplifies rounding in gradients that are smaller than its epsilon.
     epsilon = 1e-3 if case == "lists" else 1e-2
     # The maximum over tokens is not smooth: large steps amplify rounding.
-    rate = 1e-3 if case == "splade" else 1e-2
-    save_start(objective, corpus, tmp_path / "start")
+    rate = 1e-3 if case in ("splade", "csr") else 1e-2
+    save_start("csr" if case == "csr" else objective, corpus, tmp_path / "start")
     rows = [json.loads(line) for line in (data / f"train-{data_name}.jsonl").open()]
     start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
     loop = fit(
@@ -731,6 +876,9 @@ def test_twenty_steps_have_the_weights_of_sentence_transformers(case, fit, data,
             for folder in (loop.folder, tmp_path / "theirs", tmp_path / "start")
         )
         for key in actual.keys() & expected.keys():
+            if key == "stats_last_nonzero":
+                np.testing.assert_array_equal(actual[key], expected[key])
+                continue
             np.testing.assert_allclose(actual[key], expected[key], atol=1e-4, err_msg=key)
             changes.append(np.abs(actual[key] - first[key]).max())
     assert len(changes) > 15 and max(changes) > rate

@@ -15,7 +15,7 @@ import numpy as np
 
 from hfseq.errors import CheckpointError
 from hfseq.modeling.sentence.directory import Module, SentenceDirectory
-from hfseq.modeling.sentence.modules import write_module
+from hfseq.modeling.sentence.modules import Dense, write_module
 
 #: The name of the tensor in files for each weight.
 TENSORS = {"encoder": "encoder.weight", "pre_bias": "pre_bias", "latent_bias": "latent_bias"}
@@ -34,13 +34,13 @@ class SparseAutoEncoder:
         encoder: Kernel of the encoder, `(hidden_dim, input_dim)`. The decoder is its transpose.
         pre_bias: Vector that is subtracted from the inputs, `(input_dim,)`.
         latent_bias: Vector that is added to the latent features, `(hidden_dim,)`.
-        last_nonzero: Number of training steps since each latent feature was last nonzero, int64
-            `(hidden_dim,)`.
+        last_nonzero: Number of updates of these statistics since each latent feature was last
+            nonzero, int64 `(hidden_dim,)`. Training updates them twice per text column and step.
         k: Number of largest latent features to keep.
         k_aux: Number of latent features in the auxiliary loss in training.
         normalize: Whether inputs are first standardized over their features.
-        dead_threshold: Number of training steps after which a latent feature that was always zero
-            counts as dead.
+        dead_threshold: Number of updates after which a latent feature that was always zero counts
+            as dead in training.
     """
 
     encoder: np.ndarray
@@ -82,6 +82,27 @@ class SparseAutoEncoder:
         last_nonzero = np.asarray(tensors.get("stats_last_nonzero", np.zeros(hidden)), np.int64)
         return cls(**weights, last_nonzero=last_nonzero, **stored)
 
+    @classmethod
+    def random(cls, input_dim: int, hidden_dim: int, k: int, seed: int = 0) -> SparseAutoEncoder:
+        """Returns an autoencoder for a bi-encoder, initialized as in sentence-transformers.
+
+        Args:
+            input_dim: Size of the dense vectors.
+            hidden_dim: Number of latent features.
+            k: Number of latent features that are kept.
+            seed: Seed of the initialization.
+        """
+        kernel = Dense.random(input_dim, hidden_dim, seed, use_bias=False).kernel
+        zeros = np.zeros(hidden_dim, np.float32)
+        return cls(
+            encoder=kernel.T,
+            pre_bias=np.zeros(input_dim, np.float32),
+            latent_bias=zeros,
+            last_nonzero=zeros.astype(np.int64),
+            k=k,
+            k_aux=input_dim // 2,
+        )
+
     @property
     def hidden_dim(self) -> int:
         """The number of latent features."""
@@ -91,6 +112,11 @@ class SparseAutoEncoder:
     def weights(self) -> dict[str, np.ndarray]:
         """The trained weights by name."""
         return {name: getattr(self, name) for name in TENSORS}
+
+    @property
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The statistics that training updates, by name."""
+        return {"last_nonzero": np.asarray(self.last_nonzero, np.int32)}
 
     def __call__(self, vectors: jax.Array, weights: Any | None = None) -> jax.Array:
         """Computes the latent features of vectors, `(batch, hidden_dim)`.
@@ -102,16 +128,34 @@ class SparseAutoEncoder:
             weights: Weights to use instead of those in the attributes.
         """
         weights = self.weights if weights is None else weights
+        return jax.nn.relu(self.encode(self.standardize(vectors)[0], weights))
+
+    def standardize(self, vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns vectors that are standardized if ``normalize`` is set, their mean and deviation.
+
+        Args:
+            vectors: Dense vectors, `(batch, input_dim)`.
+        """
         vectors = vectors.astype(jnp.float32)
-        if self.normalize:
-            vectors = vectors - vectors.mean(-1, keepdims=True)
-            vectors /= vectors.std(-1, ddof=1, keepdims=True) + 1e-5
-        latents = (vectors - weights["pre_bias"]) @ weights["encoder"].T + weights["latent_bias"]
-        return jax.nn.relu(latents)
+        if not self.normalize:
+            return vectors, jnp.zeros(()), jnp.ones(())
+        mean, deviation = vectors.mean(-1, keepdims=True), vectors.std(-1, ddof=1, keepdims=True)
+        return (vectors - mean) / (deviation + 1e-5), mean, deviation
+
+    @staticmethod
+    def encode(vectors: jax.Array, weights: Any) -> jax.Array:
+        """Returns the latent features of standardized vectors before the activation."""
+        return (vectors - weights["pre_bias"]) @ weights["encoder"].T + weights["latent_bias"]
+
+    @staticmethod
+    def decode(latents: jax.Array, weights: Any) -> jax.Array:
+        """Returns the standardized vectors that latent features describe."""
+        return latents @ weights["encoder"] + weights["pre_bias"]
 
     def write(self, folder: Path) -> None:
         """Writes the autoencoder into ``folder``."""
         sizes = {"input_dim": self.encoder.shape[1], "hidden_dim": self.hidden_dim}
         settings = sizes | {name: getattr(self, name) for name in SETTINGS[2:]}
         tensors = {tensor: np.asarray(getattr(self, name)) for name, tensor in TENSORS.items()}
-        write_module(folder, settings, tensors | {"stats_last_nonzero": self.last_nonzero})
+        last_nonzero = np.asarray(self.last_nonzero, np.int64)
+        write_module(folder, settings, tensors | {"stats_last_nonzero": last_nonzero})

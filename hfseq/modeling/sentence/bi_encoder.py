@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hfseq.modeling.sentence.directory import (
     SentenceDirectory,
     module_folder,
     modules_json,
+    read_json,
     router_json,
     write_json,
 )
@@ -28,12 +30,15 @@ from hfseq.modeling.sentence.pooling import POOLING_MODES, l2_normalize, pool
 from hfseq.modeling.sentence.similarity import quantize
 from hfseq.modeling.sentence.static_embedding import StaticEmbedding
 from hfseq.modeling.sentence.texts import TokenizedTexts, check_texts, prompt_length, tokenize
+from hfseq.nn import trees
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 #: The name that sentence-transformers gives to the vectors of texts.
 FEATURES = "sentence_embedding"
+#: Folder of the transformer of queries. That of documents is in the directory itself.
+QUERY_TRANSFORMER = "query_0_Transformer"
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,13 @@ class QueryRoute:
             `None`, queries have the same transformer and pooling as documents.
         dense: Dense layers after the pooling.
         normalize: Whether to scale the vectors to length 1.
+        encoder: A bi-encoder with its own transformer. It takes the place of all other modules.
     """
 
     static_embedding: StaticEmbedding | None = None
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
+    encoder: SentenceEncoder | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,16 @@ class SentenceConfig(RetrievalConfig):
         else:
             document = dict(zip(folders, (f"models.{name}" for name in classes), strict=True))
             query = dict(list(document.items())[:2])
-            if route.static_embedding is not None:
+            if route.encoder is not None:
+                route.encoder.save_pretrained(folder / QUERY_TRANSFORMER)
+                modules = read_json(folder / QUERY_TRANSFORMER / "modules.json")
+                query = {
+                    f"{QUERY_TRANSFORMER}/{entry['path']}".rstrip("/"): entry["type"].removeprefix(
+                        "sentence_transformers."
+                    )
+                    for entry in modules
+                }
+            elif route.static_embedding is not None:
                 query = {"query_0_StaticEmbedding": "models.StaticEmbedding"}
                 route.static_embedding.write(folder / "query_0_StaticEmbedding")
             names = ["Dense"] * len(route.dense) + ["Normalize"] * route.normalize
@@ -174,6 +190,14 @@ class SentenceConfig(RetrievalConfig):
             }
             if route.static_embedding is not None:
                 weights["query_static_embedding"] = route.static_embedding.weights
+            if (encoder := route.encoder) is not None:
+                weights |= {
+                    f"query_{name}": value for name, value in encoder.config.module_weights.items()
+                }
+                params = trees.flatten(encoder.model.params)
+                weights["query_transformer"] = {
+                    trees.join(path): np.asarray(leaf) for path, leaf in params.items()
+                }
         if self.classifier is not None:
             weights["classifier"] = self.classifier.weights
         return weights
@@ -185,11 +209,20 @@ class SentenceConfig(RetrievalConfig):
             static_embedding = replace(static_embedding, **weights["static_embedding"])
         if route is not None:
             query_weights = route_weights(weights, "query")
-            query_embedding = route.static_embedding
+            query_embedding, encoder = route.static_embedding, route.encoder
             if query_embedding is not None:
                 query_embedding = replace(query_embedding, **query_weights["static_embedding"])
-            dense = replace_dense(route.dense, query_weights)
-            route = replace(route, static_embedding=query_embedding, dense=dense)
+            if encoder is not None:
+                model: Any = copy.copy(encoder.model)
+                model.params = _transformer_params(query_weights)
+                config = encoder.config.replace_weights(query_weights)
+                encoder = SentenceEncoder(model, encoder.tokenizer, config)
+            route = replace(
+                route,
+                static_embedding=query_embedding,
+                dense=replace_dense(route.dense, query_weights),
+                encoder=encoder,
+            )
         return replace(
             self,
             dense=replace_dense(self.dense, weights),
@@ -207,6 +240,13 @@ class SentenceConfig(RetrievalConfig):
         name = self.default_route if task is None else task
         return (name, self.query_route) if name == "query" else (name, None)
 
+    def tokenizer_for(
+        self, task: str | None, tokenizer: PreTrainedTokenizerBase
+    ) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer of a task. See :meth:`RetrievalConfig.tokenizer_for`."""
+        _, route = self.route(task)
+        return tokenizer if route is None or route.encoder is None else route.encoder.tokenizer
+
     def tokenize(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -218,6 +258,10 @@ class SentenceConfig(RetrievalConfig):
     ) -> TokenizedTexts:
         """Tokenizes texts, as :meth:`RetrievalConfig.tokenize` describes."""
         _, route = self.route(task)
+        if route is not None and route.encoder is not None:
+            encoder = route.encoder
+            limit = min(limit, encoder.limit)
+            return encoder.config.tokenize(encoder.tokenizer, texts, limit=limit, prompt=prompt)
         static_embedding = self.static_embedding if route is None else route.static_embedding
         if static_embedding is not None:
             check_texts(texts)
@@ -256,6 +300,13 @@ class SentenceConfig(RetrievalConfig):
         modules: SentenceConfig | QueryRoute = self if route is None else route
         if route is not None and weights:
             weights = route_weights(weights, "query")
+        if route is not None and (encoder := route.encoder) is not None:
+            params = _transformer_params(weights) if weights else encoder.model.params
+
+            def run_encoder(**inputs: Any) -> Any:
+                return run(model=encoder.model, params=params, **inputs)
+
+            return encoder.config.embed(run_encoder, inputs, weights)
         if modules.static_embedding is not None:
             table = weights["static_embedding"] if weights else None
             vectors = modules.static_embedding(inputs["input_ids"], mask, table)
@@ -276,6 +327,12 @@ def route_weights(weights: ModuleWeights, route: str) -> ModuleWeights:
         for name, value in weights.items()
         if name.startswith(prefix)
     }
+
+
+def _transformer_params(weights: ModuleWeights) -> dict[str, Any]:
+    """Returns the parameters of a transformer whose weights are those of a module."""
+    flat = weights["transformer"].items()
+    return trees.unflatten({tuple(name.split("/")): leaf for name, leaf in flat})
 
 
 def _dense_weights(layers: Sequence[Dense]) -> dict[str, dict[str, np.ndarray]]:
@@ -316,9 +373,12 @@ def _read_query_route(directory: SentenceDirectory, document: Mapping[str, Any])
         document: The settings for documents, which `_read_modules` has returned.
 
     Raises:
-        CheckpointError: Queries have another transformer or pooling than documents.
+        CheckpointError: Queries have the transformer of documents with another pooling.
     """
     assert directory.query_modules is not None
+    first = directory.query_modules[0]
+    if first.class_name in TRANSFORMERS and first.folder != directory.modules[0].folder:
+        return QueryRoute(encoder=SentenceEncoder.load(directory.for_queries()))
     values = _read_modules(directory, directory.query_modules)
     folders = [modules[0].folder for modules in (directory.modules, directory.query_modules)]
     names = ("pooling", "include_prompt")
@@ -327,9 +387,9 @@ def _read_query_route(directory: SentenceDirectory, document: Mapping[str, Any])
         len(set(folders)) > 1 or any(values.get(name) != document.get(name) for name in names)
     ):
         raise CheckpointError(
-            f"the router of '{directory.source}' has another transformer or pooling for queries "
-            "than for documents. For queries, hfseq only supports a StaticEmbedding instead, or "
-            "other Dense and Normalize modules"
+            f"the router of '{directory.source}' has another pooling of the same transformer for "
+            "queries than for documents. For queries, hfseq only supports another transformer, a "
+            "StaticEmbedding, or other Dense and Normalize modules"
         )
     return QueryRoute(values["static_embedding"], values["dense"], values.get("normalize", False))
 
@@ -437,10 +497,22 @@ class SentenceEncoder(TextEncoder):
         Raises:
             UsageError: An argument is not valid.
         """
+        _, route = self.config.route(task)
+        prompt = self.config.find_prompt(prompt, prompt_name)
+        if route is not None and route.encoder is not None:
+            return route.encoder.encode(
+                sentences,
+                prompt=prompt,
+                batch_size=batch_size,
+                show_progress_bar=show_progress_bar,
+                output_value=output_value,
+                precision=precision,
+                normalize_embeddings=normalize_embeddings,
+                truncate_dim=self.config.truncate_dim if truncate_dim is None else truncate_dim,
+            )
         texts, is_single = self.as_list(sentences)
-        tokens = self.tokenize(texts, self.config.find_prompt(prompt, prompt_name), task)
+        tokens = self.tokenize(texts, prompt, task)
         if output_value == "token_embeddings":
-            _, route = self.config.route(task)
             if (self.config if route is None else route).static_embedding is not None:
                 raise UsageError(
                     "output_value 'token_embeddings' requires a transformer, but this model has a "
@@ -460,6 +532,11 @@ class SentenceEncoder(TextEncoder):
         if precision != "float32":
             vectors = quantize(vectors, precision)
         return vectors[0] if is_single else vectors
+
+    @classmethod
+    def load(cls, directory: SentenceDirectory) -> SentenceEncoder:
+        """Loads the bi-encoder that the files of a directory describe."""
+        return cls._load(directory, {}, {})
 
     @classmethod
     def default_config(cls, config: Any) -> SentenceConfig:

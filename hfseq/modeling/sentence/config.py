@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hfseq.modeling.base import FlaxModel
 
 #: A function that runs the model on keyword arguments such as ``input_ids`` and returns its output.
+#: The keywords ``model`` and ``params`` select another model.
 Run = Callable[..., Any]
 #: The arrays of a batch by name. All except "scoring_mask" are inputs of the model. "scoring_mask"
 #: is the mask of the tokens that are pooled or scored. Its default is the attention mask.
@@ -185,6 +186,17 @@ class RetrievalConfig:
         limits = self.max_seq_length, model.max_length(), tokenizer.model_max_length
         return min(limit for limit in (*limits, 1 << 20) if limit)
 
+    def tokenizer_for(
+        self, task: str | None, tokenizer: PreTrainedTokenizerBase
+    ) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer of the model that a task uses.
+
+        Args:
+            task: "query", "document" or `None`.
+            tokenizer: The tokenizer of the main model.
+        """
+        return tokenizer
+
     def tokenize(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -213,6 +225,11 @@ class RetrievalConfig:
     @property
     def module_weights(self) -> dict[str, dict[str, np.ndarray]]:
         """The weights of the modules after the encoder, by module and name."""
+        return {}
+
+    @property
+    def module_buffers(self) -> dict[str, dict[str, np.ndarray]]:
+        """Arrays of these modules that training updates without a gradient, by module and name."""
         return {}
 
     def replace_weights(self, weights: ModuleWeights) -> RetrievalConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from hfseq.checkpoints import files
 from hfseq.checkpoints.config import fetcher
-from hfseq.errors import CheckpointError, write_atomically
+from hfseq.errors import CheckpointError, parse_json, write_atomically
 
 #: Possible names of the file with the settings of the transformer. The first is the current name.
 TRANSFORMER_SETTINGS = (
@@ -104,9 +104,7 @@ class SentenceDirectory:
             document, query, default_route = directory.routes(modules[number].folder)
             modules = [*before, *document, *after]
             query_modules = [*before, *query, *after]
-        first = modules[0].folder if modules else ""
-        names = [f"{first}/{name}".lstrip("/") for name in TRANSFORMER_SETTINGS]
-        transformer = next(filter(None, map(directory.load, names)), {})
+        transformer = directory.transformer_settings(modules[0].folder if modules else "")
         settings = directory.load(SETTINGS)
         return cls(
             source,
@@ -121,12 +119,18 @@ class SentenceDirectory:
     def load(self, name: str) -> dict[str, Any]:
         """Returns the content of a JSON file, or an empty dict if it does not exist."""
         path = self.fetch(name)
-        if path is None:
-            return {}
-        try:
-            return json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+        return {} if path is None else read_json(path)
+
+    def transformer_settings(self, folder: str) -> dict[str, Any]:
+        """Returns the settings of the transformer in a folder."""
+        names = [f"{folder}/{name}".lstrip("/") for name in TRANSFORMER_SETTINGS]
+        return next(filter(None, map(self.load, names)), {})
+
+    def for_queries(self) -> SentenceDirectory:
+        """Returns the description of the model of queries alone, in a directory with a router."""
+        assert self.query_modules is not None
+        settings = self.transformer_settings(self.query_modules[0].folder)
+        return replace(self, modules=self.query_modules, query_modules=None, transformer=settings)
 
     def module(self, class_path: str, folder: str) -> Module:
         """Reads the settings of a module.
@@ -206,6 +210,18 @@ class SentenceDirectory:
             )
         tensors = files.open_file(path).tensors
         return path, {name: tensor.read(...) for name, tensor in tensors.items()}
+
+
+def read_json(path: str | Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        CheckpointError: The file is not valid JSON, or an object in it has a duplicate key.
+    """
+    try:
+        return parse_json(Path(path).read_bytes(), unique_keys=True)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 def write_json(folder: Path, contents: Mapping[str, Any]) -> None:

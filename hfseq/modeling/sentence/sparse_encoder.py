@@ -5,7 +5,6 @@ Source: Formal et al., "SPLADE: Sparse lexical and expansion model for first sta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from hfseq.modeling.sentence.directory import (
     SentenceDirectory,
     module_folder,
     modules_json,
+    read_json,
     router_json,
     write_json,
 )
@@ -82,7 +82,7 @@ class StaticQueryEncoder:
                     f"'{directory.source}': neither the folder {module.folder} nor the model "
                     f"directory contains {name}, the file with the weights of tokens"
                 )
-            entries = json.loads(Path(path).read_text(encoding="utf-8"))
+            entries = read_json(path)
             weight = np.zeros(len(tokenizer.get_vocab()), np.float32)
             weight[tokenizer.convert_tokens_to_ids(list(entries))] = list(entries.values())
         else:
@@ -213,8 +213,13 @@ class SparseConfig(RetrievalConfig):
         if self.max_active_dims is not None:
             settings["max_active_dims"] = self.max_active_dims
         if self.bi_encoder is not None and self.auto_encoder is not None:
-            self.bi_encoder.write(folder, model)
-            modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+            bi_encoder = replace(
+                self.bi_encoder,
+                max_seq_length=self.max_seq_length,
+                do_lower_case=self.do_lower_case,
+            )
+            bi_encoder.write(folder, model)
+            modules = read_json(folder / "modules.json")
             paths = [entry["type"].removeprefix("sentence_transformers.") for entry in modules]
             self.auto_encoder.write(folder / module_folder(len(paths), "SparseAutoEncoder"))
             paths.append(f"{module}SparseAutoEncoder")
@@ -261,8 +266,13 @@ class SparseConfig(RetrievalConfig):
         encoder = self.query_encoder
         return {} if encoder is None or encoder.frozen else {"query": {"weight": encoder.weight}}
 
+    @property
+    def module_buffers(self) -> dict[str, dict[str, np.ndarray]]:
+        """The statistics of the autoencoder."""
+        return {} if self.auto_encoder is None else {"auto_encoder": self.auto_encoder.buffers}
+
     def replace_weights(self, weights: ModuleWeights) -> SparseConfig:
-        """Returns a copy of these settings with new weights for the modules."""
+        """Returns a copy of these settings with new weights and statistics for the modules."""
         if self.bi_encoder is not None and self.auto_encoder is not None:
             return replace(
                 self,
