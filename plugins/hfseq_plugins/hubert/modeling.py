@@ -25,8 +25,18 @@ RULES = [
 ]
 
 
+class FeatureProjection(wav2vec2.FeatureProjection):
+    """Norm, projection and dropout. The projection has the initialization of all linear layers."""
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
+        self.projection = dense(config, config.conv_dim[-1], config.hidden_size, rngs)
+
+
 class Hubert(wav2vec2.Wav2Vec2):
     """Feature encoder and Transformer, without a head."""
+
+    projection_class = FeatureProjection
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Passes all arguments to the base class. The output omits the extracted features."""

@@ -422,14 +422,16 @@ class Wav2Vec2(nnx.Module):
 
     Attributes:
         encoder_class: Class of the Transformer.
+        projection_class: Class of the projection of the features to the hidden size.
     """
 
     encoder_class: ClassVar[type[Encoder]] = Encoder
+    projection_class: ClassVar[type[FeatureProjection]] = FeatureProjection
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.config = config
         self.feature_extractor = FeatureEncoder(config, rngs)
-        self.feature_projection = FeatureProjection(config, rngs)
+        self.feature_projection = self.projection_class(config, rngs)
         self.masked_spec_embed = nnx.data(None)
         if config.mask_time_prob > 0 or config.mask_feature_prob > 0:
             uniform = jax.nn.initializers.uniform(1.0)
