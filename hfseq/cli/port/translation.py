@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from hfseq.cli.port import (
+    families,
     file_names,
     lift_experts,
     lift_heads,
@@ -76,6 +77,9 @@ class Translation:
             a method is `Class.method`.
         left_out: For each head that was left out, the reason.
         path: The path of Transformers' file.
+        family: The native family from which the port derives, or an empty string.
+        complete_reason: Why the port does not derive from a native family although the modular file
+            does, or an empty string.
     """
 
     model_type: str
@@ -86,6 +90,8 @@ class Translation:
     lines: dict[str, int]
     left_out: dict[str, str]
     path: str
+    family: str = ""
+    complete_reason: str = ""
 
 
 def translate(model_type: str, heads: Sequence[str] | None = None) -> Translation:
@@ -99,7 +105,7 @@ def translate(model_type: str, heads: Sequence[str] | None = None) -> Translatio
     Raises:
         UsageError: The model type or a head does not exist.
     """
-    return Translator(SourceFile(model_type), heads).run()
+    return Translator(SourceFile(model_type), heads).run(derive=True)
 
 
 class Translator:
@@ -760,8 +766,13 @@ class Translator:
 
     # The file.
 
-    def run(self) -> Translation:
-        """Translates all requested heads."""
+    def run(self, derive: bool = False) -> Translation:
+        """Translates all requested heads.
+
+        Args:
+            derive: Whether the port may derive from a native family, see
+                `hfseq.cli.port.families`.
+        """
         heads = self.file.heads()
         base = heads.get("Model")
         for name in self.requested or ():
@@ -820,6 +831,12 @@ class Translator:
             self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
         if self.constants or self.missing:
             text, names = writer.write(self, selected_heads, used, all_markers)
+        difference, reason = None, ""
+        if derive and not all_markers:
+            difference, reason = families.find_difference(self, selected_heads, used)
+        if difference is not None:
+            text = writer.write_difference(self, selected_heads, difference)
+            used = difference.parts
         return Translation(
             model_type=self.file.model_type,
             text=text,
@@ -829,6 +846,8 @@ class Translator:
             lines=self._source_lines(used),
             left_out=left_out,
             path=str(self.file.path),
+            family="" if difference is None else difference.title,
+            complete_reason=reason,
         )
 
     def _missing_names(self, heads: dict[str, SourceClass], text: str) -> dict[str, str]:

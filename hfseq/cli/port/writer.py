@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import importlib.metadata
 import re
 import shutil
 import subprocess
 import symtable
 import sys
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from hfseq.cli.port.families import HEADS, Difference, adapted_class
 from hfseq.cli.port.lifting import extends_cache, is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
@@ -151,12 +154,98 @@ def write(
     if markers:
         blocks += ["\n".join(translator.missing)] if translator.missing else []
         blocks.append("refuse_untranslated(__file__)")
-    body = "\n\n\n".join(blocks)
-    version = importlib.metadata.version("transformers")
+    return _file(translator, "\n\n\n".join(blocks), bool(markers)), flax_names
+
+
+def _file(translator: Translator, body: str, has_markers: bool = False, note: str = "") -> str:
+    """Returns the text of a file with a docstring, the imports and a body."""
+    file, version = translator.file, importlib.metadata.version("transformers")
     title = f"{file.prefix} for hfseq, ported from Transformers {version} by `hfseq port`."
-    head = f'"""{title}\n\nSource: {file.relative_path}\n"""'
-    text = f"{head}\n\n{_imports(translator, body, bool(markers))}\n\n\n{body}\n"
-    return format_text(text), flax_names
+    head = f'"""{title}\n\n{note}Source: {file.relative_path}\n"""'
+    return format_text(f"{head}\n\n{_imports(translator, body, has_markers)}\n\n\n{body}\n")
+
+
+def write_difference(
+    translator: Translator, heads: Mapping[str, SourceClass], difference: Difference
+) -> str:
+    """Returns the text of a plugin file that derives its classes from a family of hfseq.
+
+    Args:
+        translator: The translator of the file.
+        heads: The class of each head.
+        difference: The differences between the file and the family.
+    """
+    model_type, title = translator.file.model_type, difference.title
+    base = translator.ports[heads["Model"].name].name
+    blocks = [
+        _block(helper) for name, helper in translator.helpers.items() if name in difference.parts
+    ]
+    blocks += [
+        _class_block(translator, adapted_class(port))
+        for port in translator.order
+        if port.source.name in difference.parts
+    ]
+    constants = [ast.unparse(node) for name, node in translator.constants.items()
+                 if any(re.search(rf"\b{name}\b", block) for block in blocks)]  # fmt: skip
+    blocks[:0] = constants
+    if not difference.has_options:
+        blocks.insert(0, f'FAMILY_OPTIONS["{model_type}"] = FAMILY_OPTIONS["{difference.family}"]')
+    modules = {"Model": "decoder.Decoder"}
+    if difference.classes:
+        layer = translator.ports[difference.layer.name].name
+        lines = [f"    {name} = {value}" for name, value in difference.classes.items()]
+        names = " and ".join(difference.classes.values())
+        described = f'    """A layer of {title} with another {names}."""\n\n'
+        blocks.append(f"class {layer}(decoder.Layer):\n{described}" + "\n".join(lines))
+        blocks.append(
+            f'class {base}(decoder.Decoder):\n    """{translator.file.prefix} without a head."""'
+            f"\n\n    layer_class = {layer}"
+        )
+        modules["Model"] = base
+    for task, owner in heads.items():
+        if task == "Model":
+            continue
+        name = HEADS[task]
+        lines = [f"    decoder_class = {base}"] if difference.classes else []
+        prefix = owner.literal("base_model_prefix", "model")
+        if prefix != ("transformer" if task == "ForQuestionAnswering" else "model"):
+            lines.append(f'    decoder_name = "{prefix}"')
+        if lines:
+            blocks.append(f"class {name}(decoder.{name}):\n" + "\n".join(lines))
+        modules[task] = name if lines else f"decoder.{name}"
+    flax_names = {task: f"Flax{owner.name}" for task, owner in heads.items()}
+    for task, owner in heads.items():
+        parents = "decoder.FlaxDecoderPreTrainedModel" if task == "Model" else flax_names["Model"]
+        mixin = "CausalGeneration, " if task == "ForCausalLM" else ""
+        lines = [f"    module_class = {modules[task]}"]
+        if task == "Model":
+            lines = [f"    config_class, module_class = {translator.config_name}, {modules[task]}"]
+        elif (prefix := owner.literal("base_model_prefix", "model")) != "model":
+            lines.append(f'    base_model_prefix = "{prefix}"')
+        blocks.append(f"class {flax_names[task]}({mixin}{parents}):\n" + "\n".join(lines))
+    extra = _rules_outside_family(translator)
+    if extra:
+        lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in extra)
+        blocks.append(f"RULES = [\n{lines}    *FAMILY_RULES,\n]")
+    blocks.append(_hook(translator, flax_names, "RULES" if extra else "FAMILY_RULES"))
+    changed = f", except for {' and '.join(difference.classes.values())}" * bool(difference.classes)
+    note = textwrap.fill(f"The classes are those of {title}{changed}.", LINE_LENGTH) + "\n\n"
+    return _file(translator, "\n\n\n".join(blocks), note=note)
+
+
+def _rules_outside_family(translator: Translator) -> list[tuple[str, str]]:
+    """Returns the sharding rules of the configuration that the family's rules do not contain."""
+    family = importlib.import_module("hfseq_plugins.decoder.sharding").RULES
+    rules = [rule for rule in _rule_list(translator) if rule not in _COMMON_RULES]
+    paths = {path: [path.replace("$", "")] for path, _ in rules}
+    for path in paths:
+        if match := re.fullmatch(r"(.*)\((.*)\)(.*)\$", path):
+            paths[path] = [f"{match[1]}{leaf}{match[3]}" for leaf in match[2].split("|")]
+    return [
+        (path, tactic)
+        for path, tactic in rules
+        if not all(any(re.search(rule, leaf) for rule, _ in family) for leaf in paths[path])
+    ]
 
 
 def undefined_names(text: str) -> set[str]:
@@ -363,13 +452,24 @@ _TACTICS = {
 }
 
 
+#: Sharding rules that every port has.
+_COMMON_RULES = [
+    (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
+    (r"lm_head/kernel$", "vocab_column"),
+]
+
+
 def _rules(translator: Translator) -> str:
+    """Returns the text of the sharding rules."""
+    rules = [*_rule_list(translator), (r".*", "vector")]
+    lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in rules)
+    return f"RULES = [\n{lines}]"
+
+
+def _rule_list(translator: Translator) -> list[tuple[str, str]]:
     """Returns the sharding rules, which follow the tensor parallelism plan of the configuration."""
     plan = getattr(translator.config_class, "base_model_tp_plan", None) or {}
-    rules: list[tuple[str, str]] = [
-        (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
-        (r"lm_head/kernel$", "vocab_column"),
-    ]
+    rules: list[tuple[str, str]] = [*_COMMON_RULES]
     grouped: dict[str, dict[str, list[str]]] = {}
     for pattern, style in plan.items():
         tactic = _TACTICS.get(style)
@@ -387,19 +487,17 @@ def _rules(translator: Translator) -> str:
             rules.append((rf"{path}/kernel$", tactic))
             if tactic == "column":
                 rules.append((rf"{path}/bias$", "column_bias"))
-    rules.append((r".*", "vector"))
-    lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in rules)
-    return f"RULES = [\n{lines}]"
+    return rules
 
 
-def _hook(translator: Translator, flax_names: Mapping[str, str]) -> str:
+def _hook(translator: Translator, flax_names: Mapping[str, str], rules: str = "RULES") -> str:
     heads = "".join(f'        "{name}": {flax},\n' for name, flax in flax_names.items())
     return (
         "@hookimpl\n"
         "def register_architectures(register):\n"
         f"    heads = {{\n{heads}    }}\n"
         f'    register("{translator.file.model_type}", config={translator.config_name}, '
-        "heads=heads, sharding=RULES)"
+        f"heads=heads, sharding={rules})"
     )
 
 
@@ -423,10 +521,12 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         groups[1].append("import jax.numpy as jnp")
     if reads(r"np\."):
         groups[1].append("import numpy as np")
-    groups[1].append("from flax import nnx")
+    if reads(r"nnx\.") or not reads("decoder"):
+        groups[1].append("from flax import nnx")
     groups[1].append(f"from {_config_module(translator)} import {translator.config_name}")
     names = [n for n in ("FlaxPreTrainedModel",) if reads(n)]
-    groups[2].append(f"from hfseq import {', '.join([*names, 'hookimpl', 'nn'])}")
+    names += ["hookimpl", *(["nn"] if reads(r"nn\.") or not reads("decoder") else [])]
+    groups[2].append(f"from hfseq import {', '.join(names)}")
     if reads("UsageError"):
         groups[2].append("from hfseq.errors import UsageError")
     if reads("CausalGeneration"):
@@ -440,6 +540,11 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         groups[2].append("from hfseq.nn import outputs as out")
     if has_markers:
         groups[2].append("from hfseq.plugins import NotTranslated, refuse_untranslated")
+    if reads(r"decoder\."):
+        groups[2].append("from hfseq_plugins.decoder import modeling as decoder")
+        if reads("FAMILY_OPTIONS"):
+            groups[2].append("from hfseq_plugins.decoder.options import FAMILY_OPTIONS")
+        groups[2].append("from hfseq_plugins.decoder.sharding import RULES as FAMILY_RULES")
     return "\n\n".join("\n".join(group) for group in groups if group)
 
 
