@@ -412,7 +412,11 @@ def may_attend_across(owner: SourceClass) -> bool:
 
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
+    from hfseq.cli.port.lift_pairs import is_pair, is_shared_attention
+
     forward = owner.forward
+    if is_pair(owner.file) and is_shared_attention(owner):
+        return True
     if owner.file.encoder_only:
         return False
     if forward is None or not re.search(
@@ -635,7 +639,13 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     mask = argument(node, 4, "attention_mask")
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []
-    if is_cached(scope.own):
+    if is_cached(scope.own) and scope.translator.is_pair:
+        from hfseq.cli.port.lift_pairs import cache_lines
+
+        scope.ported.attributes["causal"] = "is_causal"
+        lines += cache_lines(key, value, mask_text)
+        key, value, words["mask"], words["causal"] = "key", "value", "mask", "causal"
+    elif is_cached(scope.own):
         bare = [ast.unparse(arg) for arg in node.args[2:4]]
         targets = f"{bare[0]}, {bare[1]}" if keeps else "key, value"
         text = f"{targets}, mask, causal = nn.extend_cache(self, {key}, {value}, {mask_text})"
@@ -927,6 +937,8 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         return_weights="output_attentions",
     )
     lines = [assign(f"{state}, attentions, inputs", run)]
+    if scope.translator.is_pair and "encoder_attn" in layer.parts:
+        lines += statements("attentions, cross_attentions = zip(*attentions, strict=True)")  # type: ignore[arg-type]
     if not scope.ties_last:
         states = f"(*inputs, {state}) if output_hidden_states else None"
         lines.append(assign("all_hidden_states", states))
@@ -1029,7 +1041,8 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
     state = dotted(result)
     if len(body) == 2:
         text = ast.unparse(body[1])
-        match = re.fullmatch(rf"(\w+) = {state}\[0\]", text)
+        is_tuple = rf"(?: if isinstance\({state}, tuple\) else {state})?"
+        match = re.fullmatch(rf"(\w+) = {state}\[0\]{is_tuple}", text)
         if match is None:
             return None
         state = match[1]
@@ -1142,6 +1155,8 @@ def part_call(
                 args.append(value)
             else:
                 words.append(ast.keyword(name, value))
+        elif scope.translator.is_pair and name in _ACROSS:
+            continue
         elif has_rest and scope.own.kind in ("layer", "module", "attention"):
             scope.translator.extra_arguments.setdefault(scope.own.name, []).append(name)
             words.append(ast.keyword(name, expression(name)))
@@ -1182,6 +1197,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         return None
     name = scope.translator.file.imported.get(name, name)
     target = OUTPUT_CLASSES.get(name, name)
+    if scope.translator.is_pair and hasattr(outputs, f"Flax{name}"):
+        target = name
     if not hasattr(outputs, f"Flax{target}"):
         scope.report(node, f"the output class {name} has no counterpart in hfseq.nn.outputs")
         return node
@@ -1194,6 +1211,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         if field not in _DROPPED_FIELDS and not is_none(value):
             words[field] = visitor.visit(value)
     add_collected(scope, words)
+    if scope.translator.is_pair and "CrossAttentions" in target:
+        words["cross_attentions"] = "cross_attentions if output_attentions else None"
     if "NoAttention" in name and not scope.runs_layers:
         words.pop("attentions", None)
     return call(f"out.Flax{target}", **words)

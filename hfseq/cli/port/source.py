@@ -746,7 +746,9 @@ def _mentions(owner: SourceClass, config_name: str) -> bool:
 
 def _task_rank(task: str) -> int:
     """Returns the sort key of a task. A class with several tasks gets the first one in order."""
-    return 0 if task == "Model" else 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
+    if task in ("Model", "ForSeq2SeqLM"):
+        return 0
+    return 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
 
 
 def model_types() -> dict[str, str]:

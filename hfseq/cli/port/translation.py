@@ -26,6 +26,7 @@ from hfseq.cli.port import (
     lift_experts,
     lift_heads,
     lift_outputs,
+    lift_pairs,
     lift_vision,
     lifting,
     table,
@@ -60,7 +61,7 @@ from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
 from hfseq.errors import UsageError, did_you_mean
 
 #: Modules that register lifts when they are imported.
-LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
+LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision, lift_pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +153,10 @@ class Translator:
         self.missing: list[str] = []
         #: Additional lines for the body of the base model class.
         self.class_attributes: list[str] = []
+        #: Whether the base model is an encoder-decoder with a shared token embedding.
+        self.is_pair = lift_pairs.is_pair(file)
+        if self.is_pair:
+            lift_pairs.prepare(self)
         self._tied = lift_heads.tied_heads(file)
         self._scan_file()
 
@@ -274,7 +279,10 @@ class Translator:
             self.port(part)
         self.uses[owner.name] = {part.name for part in classes}
         methods: list[ast.stmt] = []
-        if owner.forward is not None:
+        pair_methods = lift_pairs.methods(self, ported) if self.is_pair else None
+        if pair_methods is not None:
+            methods += pair_methods
+        elif owner.forward is not None:
             methods.append(self._method(ported, "forward"))
         elif owner.parent is not None:
             ported.arguments = list(self.port(owner.parent).arguments)
@@ -697,7 +705,11 @@ class Translator:
         for item in lines:
             for node in ast.walk(item):
                 if isinstance(node, ast.Assign) and "return_weights=" in ast.unparse(node.value):
-                    weights = _name_weights(node) or weights
+                    if self.is_pair and "self.encoder_attn(" in ast.unparse(node.value):
+                        cross_weights = _name_weights(node, "cross_weights")
+                        weights = f"({weights}, {cross_weights})"
+                    else:
+                        weights = _name_weights(node) or weights
         for item in lines:
             for node in ast.walk(item):
                 if not isinstance(node, ast.Return) or node.value is None:
@@ -792,7 +804,12 @@ class Translator:
         }
         left_out: dict[str, str] = {}
         for name, owner in selected_heads.items():
-            if self.file.encoder_only and name == "ForCausalLM":
+            if self.is_pair and owner is not base and not lift_pairs.generates(owner):
+                left_out[name] = (
+                    f"the port supports only the head of an encoder-decoder that generates text, "
+                    f"line {owner.node.lineno}"
+                )
+            elif self.file.encoder_only and name == "ForCausalLM":
                 left_out[name] = (
                     f"the port supports only the encoder of the file, line {owner.node.lineno}"
                 )
@@ -996,16 +1013,16 @@ def _layer_type(value: ast.expr, loop: lifting.LayerLoop) -> str | None:
     return match[1] if match else None
 
 
-def _name_weights(node: ast.Assign) -> str:
+def _name_weights(node: ast.Assign, name: str = "weights") -> str:
     """Assigns the attention weights to a variable, and returns the name of the variable."""
     target = node.targets[0]
     if isinstance(node.value, ast.Subscript) and ast.unparse(node.value.slice) == "0":
         node.value = node.value.value
-        node.targets = [ast.Tuple([target, ast.Name("weights", ast.Store())], ast.Store())]
-        return "weights"
+        node.targets = [ast.Tuple([target, ast.Name(name, ast.Store())], ast.Store())]
+        return name
     if isinstance(target, ast.Tuple) and len(target.elts) == 2:
         if dotted(target.elts[1]) == "_":
-            target.elts[1] = ast.Name("weights", ast.Store())
+            target.elts[1] = ast.Name(name, ast.Store())
         return dotted(target.elts[1])
     return ""
 

@@ -373,6 +373,8 @@ def _model_classes(
     is_video = any("num_frames" in owner.text for owner in translator.file.classes.values())
     is_image = main == "pixel_values"
     parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
+    if translator.is_pair:
+        parent = "FlaxSeq2SeqPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
@@ -385,6 +387,8 @@ def _model_classes(
     aliases: dict[str, str] = {}
     for owner in heads.values():
         keys = owner.literal("_tied_weights_keys", {})
+        if translator.is_pair and owner is not heads["Model"]:
+            continue
         aliases |= keys if isinstance(keys, dict) else {}
     if aliases:
         lines.append(f"    weight_aliases = {aliases!r}")
@@ -398,6 +402,14 @@ def _model_classes(
         lines.append(f"    weight_templates = {renamed!r}")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
+    shift = "shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)"
+    base_forward = heads["Model"].forward
+    if translator.is_pair and base_forward is not None and shift in ast.unparse(base_forward):
+        lines += [
+            "",
+            "    def default_decoder_input_ids(self, input_ids):",
+            f"        return {shift}",
+        ]
     media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
     if media or main != "input_ids" and not is_image:
         lines += _call_of_model([main, *media])
@@ -407,8 +419,15 @@ def _model_classes(
         if name != "Model":
             mixin = "CausalGeneration, " if name == "ForCausalLM" else ""
             own_prefix = heads[name].literal("base_model_prefix", prefix)
+            if translator.is_pair:
+                mixin = "Seq2SeqGeneration, "
             text = f"class {flax_names[name]}({mixin}{base_name}):\n"
             text += f"    module_class = {modules[name]}"
+            if translator.is_pair:
+                tied = {f"{prefix}.{key}": f"{prefix}.{aliases[key]}" for key in aliases}
+                own_keys = heads[name].literal("_tied_weights_keys", {})
+                tied |= own_keys if isinstance(own_keys, dict) else {}
+                text += f"\n    weight_aliases = {tied!r}"
             if own_prefix != prefix:
                 text += f'\n    base_model_prefix = "{own_prefix}"'
             forward = heads[name].forward
@@ -531,7 +550,9 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         groups[2].append("from hfseq.errors import UsageError")
     if reads("CausalGeneration"):
         groups[2].append("from hfseq.generation import CausalGeneration")
-    modeling = [n for n in ("FlaxVisionPreTrainedModel", "JoinedTensor") if reads(n)]
+    names = ["FlaxSeq2SeqPreTrainedModel", "FlaxVisionPreTrainedModel", "JoinedTensor"]
+    names += ["Seq2SeqGeneration", "shift_tokens_right"]
+    modeling = [n for n in names if reads(n) and f"def {n}" not in body]
     if modeling:
         groups[2].append(f"from hfseq.modeling import {', '.join(modeling)}")
     if reads(r"F\."):
