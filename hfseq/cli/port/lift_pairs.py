@@ -110,7 +110,8 @@ _WITHOUT_BIAS = (
 #: The computation of logits, with or without `final_logits_bias`.
 _LOGITS = re.compile(
     r"lm_logits = self\.lm_head\(outputs(?:\[0\]|\.last_hidden_state)\)"
-    r"(?: \+ (self\.final_logits_bias)|\n\s+lm_logits = lm_logits \+ (self\.final_logits_bias)\S*)?$",
+    r"(?: \+ (self\.final_logits_bias)"
+    r"|\n\s+lm_logits = lm_logits \+ (self\.final_logits_bias)\S*)?$",
     re.MULTILINE,
 )
 

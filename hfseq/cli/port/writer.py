@@ -402,7 +402,8 @@ def _model_classes(
         lines.append(f"    weight_templates = {renamed!r}")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
-    shift = "shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)"
+    ids = "self.config.pad_token_id, self.config.decoder_start_token_id"
+    shift = f"shift_tokens_right(input_ids, {ids})"
     base_forward = heads["Model"].forward
     if translator.is_pair and base_forward is not None and shift in ast.unparse(base_forward):
         lines += [
