@@ -112,9 +112,9 @@ def _compare(
     family = type(translator)(SourceFile(parent))
     family.run()
     title = family.file.prefix
-    others = {task for task in heads if task not in HEADS and task != "Model"}
-    if others:
-        return f"{title} has no head {min(others)}"
+    other_heads = {task for task in heads if task not in HEADS and task != "Model"}
+    if other_heads:
+        return f"{title} has no head {min(other_heads)}"
     for owner in heads.values():
         keys = owner.literal("_tied_weights_keys", {})
         if keys not in ({}, _TIED):
@@ -130,20 +130,22 @@ def _compare(
         for name, attribute in REPLACEABLE.items()
         if isinstance(part := layer.parts.get(name), SourceClass)
     }
-    known = {_plain(port): port for port in family.ports.values()}
+    family_classes = {_plain(port): port for port in family.ports.values()}
     different = [
         port
         for name, port in translator.ports.items()
-        if name in used and _text(port) != _text(known.get(_plain(port)))
+        if name in used and _text(port) != _text(family_classes.get(_plain(port)))
     ]
     replaced = {
         attribute: part for attribute, part in classes.items()
         if any(port.source is part for port in different)
     }  # fmt: skip
     parts = frozenset().union(*(translator._closure(part) for part in replaced.values()))
-    rest = [port.name for port in different if port.source.name not in parts]
-    if rest:
-        return f"{', '.join(rest)} differ{'s' * (len(rest) == 1)} from {title}"
+    remaining_names = [port.name for port in different if port.source.name not in parts]
+    if remaining_names:
+        return (
+            f"{', '.join(remaining_names)} differ{'s' * (len(remaining_names) == 1)} from {title}"
+        )
     for attribute, part in replaced.items():
         ported = translator.ports[part.name]
         if not _fits(ported, attribute):

@@ -98,8 +98,8 @@ def logits(self, hidden_states):
 def __call__(self, *args, **kwargs):
     outputs = self.model(*args, **kwargs)
     logits = nn.vocabulary_logits(self.logits, outputs.last_hidden_state)
-    others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-    return out.FlaxSeq2SeqLMOutput(logits=logits, **others)
+    other_outputs = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+    return out.FlaxSeq2SeqLMOutput(logits=logits, **other_outputs)
 '''
 _WITHOUT_BIAS = (
     """    logits = (self.lm_head or self.model.shared.attend)(hidden_states)
