@@ -58,6 +58,7 @@ def test_a_port_contains_only_the_classes_that_differ_from_the_native_family():
     }
     assert 'FAMILY_OPTIONS["arcee"] = FAMILY_OPTIONS["llama"]' in result.text
     assert not writer.undefined_names(result.text)
+    assert "rope_parameters" not in result.unread_fields
     assert len(result.text.splitlines()) < len(complete_file("arcee").splitlines()) / 2
 
 

@@ -121,9 +121,13 @@ def is_pair(file: SourceFile) -> bool:
     base = file.classes.get(file.task_classes.get("Model", ""))
     if base is None or base.forward is None or base.literal("_tied_weights_keys", {}) != _SHARED:
         return False
-    stacks = (base.parts.get(name) for name in ("encoder", "decoder"))
-    return "decoder_input_ids" in parameters(base.forward) and all(
-        isinstance(stack, SourceClass) and stack.forward is not None for stack in stacks
+    if "decoder_input_ids" not in parameters(base.forward):
+        return False
+    encoder, decoder = (base.parts.get(name) for name in ("encoder", "decoder"))
+    if encoder is decoder or not any(map(is_shared_attention, file.classes.values())):
+        return False
+    return all(
+        isinstance(stack, SourceClass) and stack.forward is not None for stack in (encoder, decoder)
     )
 
 

@@ -848,6 +848,7 @@ class Translator:
             self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
         if self.constants or self.missing:
             text, names = writer.write(self, selected_heads, used, all_markers)
+        unread_fields = self._unread_fields(text)
         difference, reason = None, ""
         if derive and not all_markers:
             difference, reason = families.find_difference(self, selected_heads, used)
@@ -859,7 +860,7 @@ class Translator:
             text=text,
             heads=names,
             markers=tuple(all_markers),
-            unread_fields=self._unread_fields(text),
+            unread_fields=unread_fields,
             lines=self._source_lines(used),
             left_out=left_out,
             path=str(self.file.path),
