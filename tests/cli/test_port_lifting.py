@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -227,3 +228,19 @@ def test_constructors_create_layers_of_hfseq(translate, constructor, body, expec
     result = translate(body, constructor)
     assert not result.markers
     assert expected in normalized(result.text)
+
+
+def test_ports_of_audio_models_count_frames():
+    from hfseq.cli.port.translation import translate
+
+    text = translate("hubert", ["ForCTC"]).text
+    (method,) = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name == "_get_feat_extract_output_lengths"
+    )
+    namespace: dict = {}
+    exec(ast.unparse(method), namespace)
+    config = SimpleNamespace(conv_kernel=(10, 3), conv_stride=(5, 2))
+    model = SimpleNamespace(config=config)
+    assert namespace[method.name](model, 1000) == ((1000 - 10) // 5 + 1 - 3) // 2 + 1

@@ -402,6 +402,7 @@ def _model_classes(
         lines.append(f"    weight_templates = {renamed!r}")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
+    lines += _frame_counts(translator)
     ids = "self.config.pad_token_id, self.config.decoder_start_token_id"
     shift = f"shift_tokens_right(input_ids, {ids})"
     base_forward = heads["Model"].forward
@@ -448,6 +449,26 @@ def _call_of_model(names: Sequence[str]) -> list[str]:
         "",
         f"    def __call__(self, {defaults}, **others):",
         f"        return super().__call__({passed}, **others)",
+        "",
+    ]
+
+
+def _frame_counts(translator: Translator) -> list[str]:
+    """Returns the method that counts the frames of audio, which CTC needs, or no lines.
+
+    The method is known if the feature encoder of the model file consists of convolutions only.
+    """
+    method = translator.file.abstract.methods.get("_get_feat_extract_output_lengths")
+    text = "" if method is None else ast.unparse(method)
+    loop = "in zip(self.config.conv_kernel, self.config.conv_stride)"
+    if loop not in text or "adapter" in text:
+        return []
+    return [
+        "",
+        "    def _get_feat_extract_output_lengths(self, input_lengths, add_adapter=None):",
+        f"        for kernel_size, stride {loop}:",
+        "            input_lengths = (input_lengths - kernel_size) // stride + 1",
+        "        return input_lengths",
         "",
     ]
 
