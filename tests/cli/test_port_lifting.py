@@ -234,10 +234,15 @@ def test_ports_of_audio_models_count_frames():
     from hfseq.cli.port.translation import translate
 
     text = translate("hubert", ["ForCTC"]).text
-    (method,) = (
+    (model_class,) = (
         node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef) and node.name == "_get_feat_extract_output_lengths"
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == "FlaxHubertModel"
+    )
+    method = next(
+        node
+        for node in model_class.body
+        if isinstance(node, ast.FunctionDef) and "output_lengths" in node.name
     )
     namespace: dict = {}
     exec(ast.unparse(method), namespace)
