@@ -158,6 +158,10 @@ LIFTS = [
         "    hidden_states = layer(hidden_states, attention_mask)",
         "raise NotImplementedError('layerdrop must be 0 in training')",
     ),
+    (
+        "if self.training:\n    hidden_states.requires_grad = True",
+        "hidden_states = self.embed_tokens(input_ids)\n        return",
+    ),
 ]
 
 

@@ -1259,3 +1259,12 @@ def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         return None
     item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
     return [item]
+
+
+@statement_lift
+def lift_required_gradients(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Removes `x.requires_grad = True`, because JAX needs no marks for gradient checkpointing."""
+    if not isinstance(item, ast.If) or item.orelse:
+        return None
+    is_mark = (re.fullmatch(r"\w+\.requires_grad = True", ast.unparse(line)) for line in item.body)
+    return [] if all(is_mark) else None

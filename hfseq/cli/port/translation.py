@@ -467,6 +467,8 @@ class Translator:
         if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
             return False  # the base model must accept the arguments of the head
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
+        if "input_values" in inputs:
+            return False  # objectives for audio look up the names of the arguments
         base_calls: list[ast.Call] = []
 
         class Others(ast.NodeVisitor):
@@ -854,7 +856,7 @@ class Translator:
             difference, reason = families.find_difference(self, selected_heads, used)
         if difference is not None:
             text = writer.write_difference(self, selected_heads, difference)
-            used = difference.parts
+            used = set(difference.parts)
         return Translation(
             model_type=self.file.model_type,
             text=text,

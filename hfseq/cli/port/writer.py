@@ -225,8 +225,8 @@ def write_difference(
         blocks.append(f"class {flax_names[task]}({mixin}{parents}):\n" + "\n".join(lines))
     extra = _rules_outside_family(translator)
     if extra:
-        lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in extra)
-        blocks.append(f"RULES = [\n{lines}    *FAMILY_RULES,\n]")
+        text = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in extra)
+        blocks.append(f"RULES = [\n{text}    *FAMILY_RULES,\n]")
     blocks.append(_hook(translator, flax_names, "RULES" if extra else "FAMILY_RULES"))
     changed = f", except for {' and '.join(difference.classes.values())}" * bool(difference.classes)
     note = textwrap.fill(f"The classes are those of {title}{changed}.", LINE_LENGTH) + "\n\n"
