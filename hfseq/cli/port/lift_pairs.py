@@ -13,13 +13,9 @@ import re
 from hfseq.cli.port import lifting
 from hfseq.cli.port.folding import fold
 from hfseq.cli.port.scope import STATEMENT_LIFTS, PortedClass, Scope, Translator
-from hfseq.cli.port.source import SourceClass, SourceFile
+from hfseq.cli.port.source import SourceClass, SourceFile, is_pair
 from hfseq.cli.port.syntax import dotted, expression, own_attribute, parameters, replace, statements
 
-_SHARED = {
-    "decoder.embed_tokens.weight": "shared.weight",
-    "encoder.embed_tokens.weight": "shared.weight",
-}
 _FLAGS = "rngs=rngs, output_attentions=output_attentions, output_hidden_states=output_hidden_states"
 _OPTIONS = "*, rngs=None, output_attentions=False, output_hidden_states=False"
 _BASE = f'''
@@ -116,21 +112,6 @@ _LOGITS = re.compile(
 )
 
 
-def is_pair(file: SourceFile) -> bool:
-    """Returns whether the base model is an encoder-decoder that this module supports."""
-    base = file.classes.get(file.task_classes.get("Model", ""))
-    if base is None or base.forward is None or base.literal("_tied_weights_keys", {}) != _SHARED:
-        return False
-    if "decoder_input_ids" not in parameters(base.forward):
-        return False
-    encoder, decoder = (base.parts.get(name) for name in ("encoder", "decoder"))
-    if encoder is decoder or not any(map(is_shared_attention, file.classes.values())):
-        return False
-    return all(
-        isinstance(stack, SourceClass) and stack.forward is not None for stack in (encoder, decoder)
-    )
-
-
 def generates(owner: SourceClass) -> bool:
     """Returns whether a head of an encoder-decoder is the language model that generates text."""
     text = "" if owner.forward is None else ast.unparse(owner.forward)
@@ -211,28 +192,6 @@ def methods(translator: Translator, ported: PortedClass) -> list[ast.stmt] | Non
     return None
 
 
-def is_shared_attention(owner: SourceClass) -> bool:
-    """Returns whether a class of an encoder-decoder computes self-attention and cross-attention."""
-    return (
-        owner.kind == "attention"
-        and owner.forward is not None
-        and "key_value_states" in parameters(owner.forward)
-        and owner.assigned.get("is_causal") == "is_causal"
-    )
-
-
-def cache_lines(key: str, value: str, mask: str) -> list[ast.stmt]:
-    """Returns the statements that read and extend the caches of a shared attention class."""
-    return statements(
-        f"key, value, mask, causal = ({key}, {value}, {mask}, self.causal)\n"
-        "if self.cross:\n"
-        "    new_key, new_value = (key, value)\n"
-        "    key, value = nn.encoder_cache(self, lambda: (new_key, new_value))\n"
-        "if causal:\n"
-        "    key, value, mask, causal = nn.extend_cache(self, key, value, mask)"
-    )
-
-
 def lift_pair_statement(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
     """Translates positions and masks in the decoder of an encoder-decoder."""
     if not scope.translator.is_pair or not scope.is_model:
@@ -252,3 +211,6 @@ def lift_pair_statement(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
 
 
 STATEMENT_LIFTS.insert(0, lift_pair_statement)
+
+
+__all__ = ["generates", "is_pair", "lift_pair_statement", "methods", "prepare"]

@@ -20,7 +20,7 @@ from hfseq.cli.port.scope import (
     class_lift,
     statement_lift,
 )
-from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.source import SourceClass, is_pair, is_shared_attention
 from hfseq.cli.port.syntax import (
     argument,
     assign,
@@ -412,8 +412,6 @@ def may_attend_across(owner: SourceClass) -> bool:
 
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
-    from hfseq.cli.port.lift_pairs import is_pair, is_shared_attention
-
     forward = owner.forward
     if is_pair(owner.file) and is_shared_attention(owner):
         return True
@@ -640,8 +638,6 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []
     if is_cached(scope.own) and scope.translator.is_pair:
-        from hfseq.cli.port.lift_pairs import cache_lines
-
         scope.ported.attributes["causal"] = "is_causal"
         lines += cache_lines(key, value, mask_text)
         key, value, words["mask"], words["causal"] = "key", "value", "mask", "causal"
@@ -683,6 +679,18 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
         output = ast.unparse(item.targets[0].elts[0])
         lines.append(statement(f"{output} = {output}[..., : self.v_head_dim]"))
     return lines
+
+
+def cache_lines(key: str, value: str, mask: str) -> list[ast.stmt]:
+    """Returns the statements that read and extend the caches of a shared attention class."""
+    return statements(
+        f"key, value, mask, causal = ({key}, {value}, {mask}, self.causal)\n"
+        "if self.cross:\n"
+        "    new_key, new_value = (key, value)\n"
+        "    key, value = nn.encoder_cache(self, lambda: (new_key, new_value))\n"
+        "if causal:\n"
+        "    key, value, mask, causal = nn.extend_cache(self, key, value, mask)"
+    )
 
 
 def pads_values(owner: SourceClass) -> bool:
