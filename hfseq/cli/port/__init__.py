@@ -242,6 +242,8 @@ def _describe(translation: Translation) -> dict[str, Any]:
             for m in translation.markers
         ],
         "unread_fields": list(translation.unread_fields),
+        "family": translation.family,
+        "complete_reason": translation.complete_reason,
     }
 
 
@@ -266,6 +268,10 @@ def _print_translation(translation: Translation, output: Path) -> None:
             f"newer than the versions that are tested"
         )
     print(f"wrote {output}: {', '.join(translation.heads) or 'no head'}")
+    if translation.family:
+        print(f"  derives from {translation.family}, and contains only the differences")
+    if translation.complete_reason:
+        print(f"  complete file: {translation.complete_reason}")
     for head, reason in translation.left_out.items():
         print(f"  left out {head}: {reason}")
     if translation.unread_fields:

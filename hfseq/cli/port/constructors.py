@@ -132,6 +132,12 @@ class Constructor:
         lines = self.lines(body, visitor)
         self.rename_classes(lines)
         self.add_configuration(lines)
+        if self.translator.is_pair and self.own is self.translator.base:
+            message = "this port requires tie_word_embeddings=True in the configuration"
+            check = f"if not config.tie_word_embeddings:\n    raise UsageError({message!r})"
+            lines.insert(0, statement(check))
+        if self.translator.is_pair and "encoder_attn" in self.own.parts:
+            lines.append(statement("self.encoder_attn.cross = True"))
         kv_heads = self.add_cache(lines)
         called = [node for key, node in self.translator._methods.items() if key[0] == self.own.name]
         used = [*self.methods, *called, *self.ported.properties]
@@ -143,9 +149,15 @@ class Constructor:
             lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
         text = "\n".join(ast.unparse(item) for item in lines)
         read = set(re.findall(r"\b\w+\b", text))
+        reads_std = self.translator.is_pair and self.translator.has_field("init_std")
+        reads_std = reads_std and "config" in names
+        if reads_std and re.search(r"\binit\b(?! *=)", text):
+            read.add("config")
         self.ported.constructor_arguments = [name for name in names if name in read]
         if re.search(r"\binit\b(?! *=)", text):
             std = "config.initializer_range" if self.has_range() else "0.02"
+            if reads_std:
+                std = "config.init_std"
             lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({std})"))
         return self.signature(source, lines)
 

@@ -42,7 +42,14 @@ GENERATION = "torch_generation"
 TYPES_PER_WORKER = 60
 #: Heads that can be the main head of a model type, in order of preference.
 MAIN_HEADS = (
-    *("ForPreTraining", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "LMHeadModel"),
+    *(
+        "ForPreTraining",
+        "ForCausalLM",
+        "ForMaskedLM",
+        "ForSeq2SeqLM",
+        "ForConditionalGeneration",
+        "LMHeadModel",
+    ),
     *("ForImageClassification", "ForSpeechSeq2Seq", "ForCTC", "ForAudioClassification"),
     *("ForObjectDetection", "ForSemanticSegmentation", "ForDepthEstimation", "ForPrediction"),
 )

@@ -20,7 +20,7 @@ from hfseq.cli.port.scope import (
     class_lift,
     statement_lift,
 )
-from hfseq.cli.port.source import SourceClass
+from hfseq.cli.port.source import SourceClass, is_pair, is_shared_attention
 from hfseq.cli.port.syntax import (
     argument,
     assign,
@@ -413,6 +413,8 @@ def may_attend_across(owner: SourceClass) -> bool:
 def is_cached(owner: SourceClass) -> bool:
     """Returns whether an attention class caches keys and values of past tokens."""
     forward = owner.forward
+    if is_pair(owner.file) and is_shared_attention(owner):
+        return True
     if owner.file.encoder_only:
         return False
     if forward is None or not re.search(
@@ -635,7 +637,11 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     mask = argument(node, 4, "attention_mask")
     mask_text = "None" if mask is None else ast.unparse(mask)
     lines: list[ast.stmt] = []
-    if is_cached(scope.own):
+    if is_cached(scope.own) and scope.translator.is_pair:
+        scope.ported.attributes["causal"] = "is_causal"
+        lines += cache_lines(key, value, mask_text)
+        key, value, words["mask"], words["causal"] = "key", "value", "mask", "causal"
+    elif is_cached(scope.own):
         bare = [ast.unparse(arg) for arg in node.args[2:4]]
         targets = f"{bare[0]}, {bare[1]}" if keeps else "key, value"
         text = f"{targets}, mask, causal = nn.extend_cache(self, {key}, {value}, {mask_text})"
@@ -673,6 +679,18 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
         output = ast.unparse(item.targets[0].elts[0])
         lines.append(statement(f"{output} = {output}[..., : self.v_head_dim]"))
     return lines
+
+
+def cache_lines(key: str, value: str, mask: str) -> list[ast.stmt]:
+    """Returns the statements that read and extend the caches of a shared attention class."""
+    return statements(
+        f"key, value, mask, causal = ({key}, {value}, {mask}, self.causal)\n"
+        "if self.cross:\n"
+        "    new_key, new_value = (key, value)\n"
+        "    key, value = nn.encoder_cache(self, lambda: (new_key, new_value))\n"
+        "if causal:\n"
+        "    key, value, mask, causal = nn.extend_cache(self, key, value, mask)"
+    )
 
 
 def pads_values(owner: SourceClass) -> bool:
@@ -927,6 +945,8 @@ def lift_layer_loop(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         return_weights="output_attentions",
     )
     lines = [assign(f"{state}, attentions, inputs", run)]
+    if scope.translator.is_pair and "encoder_attn" in layer.parts:
+        lines += statements("attentions, cross_attentions = zip(*attentions, strict=True)")  # type: ignore[arg-type]
     if not scope.ties_last:
         states = f"(*inputs, {state}) if output_hidden_states else None"
         lines.append(assign("all_hidden_states", states))
@@ -1029,7 +1049,8 @@ def layer_loop(owner: SourceClass, item: ast.stmt) -> LayerLoop | None:
     state = dotted(result)
     if len(body) == 2:
         text = ast.unparse(body[1])
-        match = re.fullmatch(rf"(\w+) = {state}\[0\]", text)
+        is_tuple = rf"(?: if isinstance\({state}, tuple\) else {state})?"
+        match = re.fullmatch(rf"(\w+) = {state}\[0\]{is_tuple}", text)
         if match is None:
             return None
         state = match[1]
@@ -1142,6 +1163,8 @@ def part_call(
                 args.append(value)
             else:
                 words.append(ast.keyword(name, value))
+        elif scope.translator.is_pair and name in _ACROSS:
+            continue
         elif has_rest and scope.own.kind in ("layer", "module", "attention"):
             scope.translator.extra_arguments.setdefault(scope.own.name, []).append(name)
             words.append(ast.keyword(name, expression(name)))
@@ -1182,6 +1205,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         return None
     name = scope.translator.file.imported.get(name, name)
     target = OUTPUT_CLASSES.get(name, name)
+    if scope.translator.is_pair and hasattr(outputs, f"Flax{name}"):
+        target = name
     if not hasattr(outputs, f"Flax{target}"):
         scope.report(node, f"the output class {name} has no counterpart in hfseq.nn.outputs")
         return node
@@ -1194,6 +1219,8 @@ def lift_output(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | No
         if field not in _DROPPED_FIELDS and not is_none(value):
             words[field] = visitor.visit(value)
     add_collected(scope, words)
+    if scope.translator.is_pair and "CrossAttentions" in target:
+        words["cross_attentions"] = "cross_attentions if output_attentions else None"
     if "NoAttention" in name and not scope.runs_layers:
         words.pop("attentions", None)
     return call(f"out.Flax{target}", **words)
@@ -1240,3 +1267,12 @@ def lift_training_noise(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
         return None
     item.body = statements(f'raise NotImplementedError("{fields[0]} must be 0 in training")')
     return [item]
+
+
+@statement_lift
+def lift_required_gradients(scope: Scope, item: ast.stmt) -> list[ast.stmt] | None:
+    """Removes `x.requires_grad = True`, because JAX needs no marks for gradient checkpointing."""
+    if not isinstance(item, ast.If) or item.orelse:
+        return None
+    is_mark = (re.fullmatch(r"\w+\.requires_grad = True", ast.unparse(line)) for line in item.body)
+    return [] if all(is_mark) else None

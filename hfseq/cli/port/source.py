@@ -11,7 +11,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
-from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
+from hfseq.cli.port.syntax import (
+    calls,
+    dotted,
+    expression,
+    own_attribute,
+    parameters,
+    replace,
+)
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.plugins.registry import FALLBACK_TASKS, TASKS
 
@@ -746,7 +753,9 @@ def _mentions(owner: SourceClass, config_name: str) -> bool:
 
 def _task_rank(task: str) -> int:
     """Returns the sort key of a task. A class with several tasks gets the first one in order."""
-    return 0 if task == "Model" else 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
+    if task in ("Model", "ForSeq2SeqLM"):
+        return 0
+    return 2 if task in ("ForPreTraining", "ForTextEncoding") else 1
 
 
 def model_types() -> dict[str, str]:
@@ -794,3 +803,34 @@ def task_classes(model_type: str) -> dict[str, str]:
     tables, tasks = _auto_mappings()
     classes = {task: tables.get(table, {}).get(model_type) for task, table in tasks.items()}
     return {task: name for task, name in classes.items() if name is not None}
+
+
+_SHARED = {
+    "decoder.embed_tokens.weight": "shared.weight",
+    "encoder.embed_tokens.weight": "shared.weight",
+}
+
+
+def is_pair(file: SourceFile) -> bool:
+    """Returns whether the base model is an encoder-decoder that this module supports."""
+    base = file.classes.get(file.task_classes.get("Model", ""))
+    if base is None or base.forward is None or base.literal("_tied_weights_keys", {}) != _SHARED:
+        return False
+    if "decoder_input_ids" not in parameters(base.forward):
+        return False
+    encoder, decoder = (base.parts.get(name) for name in ("encoder", "decoder"))
+    if encoder is decoder or not any(map(is_shared_attention, file.classes.values())):
+        return False
+    return all(
+        isinstance(stack, SourceClass) and stack.forward is not None for stack in (encoder, decoder)
+    )
+
+
+def is_shared_attention(owner: SourceClass) -> bool:
+    """Returns whether a class of an encoder-decoder computes self-attention and cross-attention."""
+    return (
+        owner.kind == "attention"
+        and owner.forward is not None
+        and "key_value_states" in parameters(owner.forward)
+        and owner.assigned.get("is_causal") == "is_causal"
+    )

@@ -21,10 +21,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from hfseq.cli.port import (
+    families,
     file_names,
     lift_experts,
     lift_heads,
     lift_outputs,
+    lift_pairs,
     lift_vision,
     lifting,
     table,
@@ -59,7 +61,7 @@ from hfseq.cli.port.tidying import return_directly, tidy_body, unused_names
 from hfseq.errors import UsageError, did_you_mean
 
 #: Modules that register lifts when they are imported.
-LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision)
+LIFT_MODULES = (lift_heads, lift_outputs, lifting, lift_experts, lift_vision, lift_pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Translation:
             a method is `Class.method`.
         left_out: For each head that was left out, the reason.
         path: The path of Transformers' file.
+        family: The native family from which the port derives, or an empty string.
+        complete_reason: Why the port does not derive from a native family although the modular file
+            does, or an empty string.
     """
 
     model_type: str
@@ -86,6 +91,8 @@ class Translation:
     lines: dict[str, int]
     left_out: dict[str, str]
     path: str
+    family: str = ""
+    complete_reason: str = ""
 
 
 def translate(model_type: str, heads: Sequence[str] | None = None) -> Translation:
@@ -99,7 +106,7 @@ def translate(model_type: str, heads: Sequence[str] | None = None) -> Translatio
     Raises:
         UsageError: The model type or a head does not exist.
     """
-    return Translator(SourceFile(model_type), heads).run()
+    return Translator(SourceFile(model_type), heads).run(derive=True)
 
 
 class Translator:
@@ -146,6 +153,10 @@ class Translator:
         self.missing: list[str] = []
         #: Additional lines for the body of the base model class.
         self.class_attributes: list[str] = []
+        #: Whether the base model is an encoder-decoder with a shared token embedding.
+        self.is_pair = lift_pairs.is_pair(file)
+        if self.is_pair:
+            lift_pairs.prepare(self)
         self._tied = lift_heads.tied_heads(file)
         self._scan_file()
 
@@ -268,7 +279,10 @@ class Translator:
             self.port(part)
         self.uses[owner.name] = {part.name for part in classes}
         methods: list[ast.stmt] = []
-        if owner.forward is not None:
+        pair_methods = lift_pairs.methods(self, ported) if self.is_pair else None
+        if pair_methods is not None:
+            methods += pair_methods
+        elif owner.forward is not None:
             methods.append(self._method(ported, "forward"))
         elif owner.parent is not None:
             ported.arguments = list(self.port(owner.parent).arguments)
@@ -453,6 +467,8 @@ class Translator:
         if not all("attention_mask" in _inputs_of(owner.parts[name[5:]]) for name in models):
             return False  # the base model must accept the arguments of the head
         inputs = set(parameters(owner.forward)) - set(ABSENT_ARGUMENTS)
+        if "input_values" in inputs:
+            return False  # objectives for audio look up the names of the arguments
         base_calls: list[ast.Call] = []
 
         class Others(ast.NodeVisitor):
@@ -691,7 +707,11 @@ class Translator:
         for item in lines:
             for node in ast.walk(item):
                 if isinstance(node, ast.Assign) and "return_weights=" in ast.unparse(node.value):
-                    weights = _name_weights(node) or weights
+                    if self.is_pair and "self.encoder_attn(" in ast.unparse(node.value):
+                        cross_weights = _name_weights(node, "cross_weights")
+                        weights = f"({weights}, {cross_weights})"
+                    else:
+                        weights = _name_weights(node) or weights
         for item in lines:
             for node in ast.walk(item):
                 if not isinstance(node, ast.Return) or node.value is None:
@@ -760,8 +780,13 @@ class Translator:
 
     # The file.
 
-    def run(self) -> Translation:
-        """Translates all requested heads."""
+    def run(self, derive: bool = False) -> Translation:
+        """Translates all requested heads.
+
+        Args:
+            derive: Whether the port may derive from a native family, see
+                `hfseq.cli.port.families`.
+        """
         heads = self.file.heads()
         base = heads.get("Model")
         for name in self.requested or ():
@@ -781,7 +806,12 @@ class Translator:
         }
         left_out: dict[str, str] = {}
         for name, owner in selected_heads.items():
-            if self.file.encoder_only and name == "ForCausalLM":
+            if self.is_pair and owner is not base and not lift_pairs.generates(owner):
+                left_out[name] = (
+                    f"the port supports only the head of an encoder-decoder that generates text, "
+                    f"line {owner.node.lineno}"
+                )
+            elif self.file.encoder_only and name == "ForCausalLM":
                 left_out[name] = (
                     f"the port supports only the encoder of the file, line {owner.node.lineno}"
                 )
@@ -820,15 +850,24 @@ class Translator:
             self.missing.append(f"NotTranslated({marker.reason!r}, {marker.line})")
         if self.constants or self.missing:
             text, names = writer.write(self, selected_heads, used, all_markers)
+        unread_fields = self._unread_fields(text)
+        difference, reason = None, ""
+        if derive and not all_markers:
+            difference, reason = families.find_difference(self, selected_heads, used)
+        if difference is not None:
+            text = writer.write_difference(self, selected_heads, difference)
+            used = set(difference.parts)
         return Translation(
             model_type=self.file.model_type,
             text=text,
             heads=names,
             markers=tuple(all_markers),
-            unread_fields=self._unread_fields(text),
+            unread_fields=unread_fields,
             lines=self._source_lines(used),
             left_out=left_out,
             path=str(self.file.path),
+            family="" if difference is None else difference.title,
+            complete_reason=reason,
         )
 
     def _missing_names(self, heads: dict[str, SourceClass], text: str) -> dict[str, str]:
@@ -977,16 +1016,16 @@ def _layer_type(value: ast.expr, loop: lifting.LayerLoop) -> str | None:
     return match[1] if match else None
 
 
-def _name_weights(node: ast.Assign) -> str:
+def _name_weights(node: ast.Assign, name: str = "weights") -> str:
     """Assigns the attention weights to a variable, and returns the name of the variable."""
     target = node.targets[0]
     if isinstance(node.value, ast.Subscript) and ast.unparse(node.value.slice) == "0":
         node.value = node.value.value
-        node.targets = [ast.Tuple([target, ast.Name("weights", ast.Store())], ast.Store())]
-        return "weights"
+        node.targets = [ast.Tuple([target, ast.Name(name, ast.Store())], ast.Store())]
+        return name
     if isinstance(target, ast.Tuple) and len(target.elts) == 2:
         if dotted(target.elts[1]) == "_":
-            target.elts[1] = ast.Name("weights", ast.Store())
+            target.elts[1] = ast.Name(name, ast.Store())
         return dotted(target.elts[1])
     return ""
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import importlib.metadata
 import re
 import shutil
 import subprocess
 import symtable
 import sys
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from hfseq.cli.port.families import HEADS, Difference, adapted_class
 from hfseq.cli.port.lifting import extends_cache, is_cached
 from hfseq.cli.port.scope import Marker, PortedClass, Translator
 from hfseq.cli.port.source import SourceClass
@@ -151,12 +154,98 @@ def write(
     if markers:
         blocks += ["\n".join(translator.missing)] if translator.missing else []
         blocks.append("refuse_untranslated(__file__)")
-    body = "\n\n\n".join(blocks)
-    version = importlib.metadata.version("transformers")
+    return _file(translator, "\n\n\n".join(blocks), bool(markers)), flax_names
+
+
+def _file(translator: Translator, body: str, has_markers: bool = False, note: str = "") -> str:
+    """Returns the text of a file with a docstring, the imports and a body."""
+    file, version = translator.file, importlib.metadata.version("transformers")
     title = f"{file.prefix} for hfseq, ported from Transformers {version} by `hfseq port`."
-    head = f'"""{title}\n\nSource: {file.relative_path}\n"""'
-    text = f"{head}\n\n{_imports(translator, body, bool(markers))}\n\n\n{body}\n"
-    return format_text(text), flax_names
+    head = f'"""{title}\n\n{note}Source: {file.relative_path}\n"""'
+    return format_text(f"{head}\n\n{_imports(translator, body, has_markers)}\n\n\n{body}\n")
+
+
+def write_difference(
+    translator: Translator, heads: Mapping[str, SourceClass], difference: Difference
+) -> str:
+    """Returns the text of a plugin file that derives its classes from a family of hfseq.
+
+    Args:
+        translator: The translator of the file.
+        heads: The class of each head.
+        difference: The differences between the file and the family.
+    """
+    model_type, title = translator.file.model_type, difference.title
+    base = translator.ports[heads["Model"].name].name
+    blocks = [
+        _block(helper) for name, helper in translator.helpers.items() if name in difference.parts
+    ]
+    blocks += [
+        _class_block(translator, adapted_class(port))
+        for port in translator.order
+        if port.source.name in difference.parts
+    ]
+    constants = [ast.unparse(node) for name, node in translator.constants.items()
+                 if any(re.search(rf"\b{name}\b", block) for block in blocks)]  # fmt: skip
+    blocks[:0] = constants
+    if not difference.has_options:
+        blocks.insert(0, f'FAMILY_OPTIONS["{model_type}"] = FAMILY_OPTIONS["{difference.family}"]')
+    modules = {"Model": "decoder.Decoder"}
+    if difference.classes:
+        layer = translator.ports[difference.layer.name].name
+        lines = [f"    {name} = {value}" for name, value in difference.classes.items()]
+        names = " and ".join(difference.classes.values())
+        described = f'    """A layer of {title} with another {names}."""\n\n'
+        blocks.append(f"class {layer}(decoder.Layer):\n{described}" + "\n".join(lines))
+        blocks.append(
+            f'class {base}(decoder.Decoder):\n    """{translator.file.prefix} without a head."""'
+            f"\n\n    layer_class = {layer}"
+        )
+        modules["Model"] = base
+    for task, owner in heads.items():
+        if task == "Model":
+            continue
+        name = HEADS[task]
+        lines = [f"    decoder_class = {base}"] if difference.classes else []
+        prefix = owner.literal("base_model_prefix", "model")
+        if prefix != ("transformer" if task == "ForQuestionAnswering" else "model"):
+            lines.append(f'    decoder_name = "{prefix}"')
+        if lines:
+            blocks.append(f"class {name}(decoder.{name}):\n" + "\n".join(lines))
+        modules[task] = name if lines else f"decoder.{name}"
+    flax_names = {task: f"Flax{owner.name}" for task, owner in heads.items()}
+    for task, owner in heads.items():
+        parents = "decoder.FlaxDecoderPreTrainedModel" if task == "Model" else flax_names["Model"]
+        mixin = "CausalGeneration, " if task == "ForCausalLM" else ""
+        lines = [f"    module_class = {modules[task]}"]
+        if task == "Model":
+            lines = [f"    config_class, module_class = {translator.config_name}, {modules[task]}"]
+        elif (prefix := owner.literal("base_model_prefix", "model")) != "model":
+            lines.append(f'    base_model_prefix = "{prefix}"')
+        blocks.append(f"class {flax_names[task]}({mixin}{parents}):\n" + "\n".join(lines))
+    extra = _rules_outside_family(translator)
+    if extra:
+        text = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in extra)
+        blocks.append(f"RULES = [\n{text}    *FAMILY_RULES,\n]")
+    blocks.append(_hook(translator, flax_names, "RULES" if extra else "FAMILY_RULES"))
+    changed = f", except for {' and '.join(difference.classes.values())}" * bool(difference.classes)
+    note = textwrap.fill(f"The classes are those of {title}{changed}.", LINE_LENGTH) + "\n\n"
+    return _file(translator, "\n\n\n".join(blocks), note=note)
+
+
+def _rules_outside_family(translator: Translator) -> list[tuple[str, str]]:
+    """Returns the sharding rules of the configuration that the family's rules do not contain."""
+    family = importlib.import_module("hfseq_plugins.decoder.sharding").RULES
+    rules = [rule for rule in _rule_list(translator) if rule not in _COMMON_RULES]
+    paths = {path: [path.replace("$", "")] for path, _ in rules}
+    for path in paths:
+        if match := re.fullmatch(r"(.*)\((.*)\)(.*)\$", path):
+            paths[path] = [f"{match[1]}{leaf}{match[3]}" for leaf in match[2].split("|")]
+    return [
+        (path, tactic)
+        for path, tactic in rules
+        if not all(any(re.search(rule, leaf) for rule, _ in family) for leaf in paths[path])
+    ]
 
 
 def undefined_names(text: str) -> set[str]:
@@ -284,6 +373,8 @@ def _model_classes(
     is_video = any("num_frames" in owner.text for owner in translator.file.classes.values())
     is_image = main == "pixel_values"
     parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
+    if translator.is_pair:
+        parent = "FlaxSeq2SeqPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
@@ -296,6 +387,8 @@ def _model_classes(
     aliases: dict[str, str] = {}
     for owner in heads.values():
         keys = owner.literal("_tied_weights_keys", {})
+        if translator.is_pair and owner is not heads["Model"]:
+            continue
         aliases |= keys if isinstance(keys, dict) else {}
     if aliases:
         lines.append(f"    weight_aliases = {aliases!r}")
@@ -309,6 +402,16 @@ def _model_classes(
         lines.append(f"    weight_templates = {renamed!r}")
         lines.append("    weight_synonyms = weight_templates  # PyTorch's names in memory")
     lines += translator.class_attributes
+    lines += _frame_counts(translator)
+    ids = "self.config.pad_token_id, self.config.decoder_start_token_id"
+    shift = f"shift_tokens_right(input_ids, {ids})"
+    base_forward = heads["Model"].forward
+    if translator.is_pair and base_forward is not None and shift in ast.unparse(base_forward):
+        lines += [
+            "",
+            "    def default_decoder_input_ids(self, input_ids):",
+            f"        return {shift}",
+        ]
     media = [name for name in arguments if name in MEDIA_INPUTS and name != main]
     if media or main != "input_ids" and not is_image:
         lines += _call_of_model([main, *media])
@@ -318,8 +421,15 @@ def _model_classes(
         if name != "Model":
             mixin = "CausalGeneration, " if name == "ForCausalLM" else ""
             own_prefix = heads[name].literal("base_model_prefix", prefix)
+            if translator.is_pair:
+                mixin = "Seq2SeqGeneration, "
             text = f"class {flax_names[name]}({mixin}{base_name}):\n"
             text += f"    module_class = {modules[name]}"
+            if translator.is_pair:
+                tied = {f"{prefix}.{key}": f"{prefix}.{aliases[key]}" for key in aliases}
+                own_keys = heads[name].literal("_tied_weights_keys", {})
+                tied |= own_keys if isinstance(own_keys, dict) else {}
+                text += f"\n    weight_aliases = {tied!r}"
             if own_prefix != prefix:
                 text += f'\n    base_model_prefix = "{own_prefix}"'
             forward = heads[name].forward
@@ -339,6 +449,26 @@ def _call_of_model(names: Sequence[str]) -> list[str]:
         "",
         f"    def __call__(self, {defaults}, **others):",
         f"        return super().__call__({passed}, **others)",
+        "",
+    ]
+
+
+def _frame_counts(translator: Translator) -> list[str]:
+    """Returns the method that counts the frames of audio, which CTC needs, or no lines.
+
+    The method is known if the feature encoder of the model file consists of convolutions only.
+    """
+    method = translator.file.abstract.methods.get("_get_feat_extract_output_lengths")
+    text = "" if method is None else ast.unparse(method)
+    loop = "in zip(self.config.conv_kernel, self.config.conv_stride)"
+    if loop not in text or "adapter" in text:
+        return []
+    return [
+        "",
+        "    def _get_feat_extract_output_lengths(self, input_lengths, add_adapter=None):",
+        f"        for kernel_size, stride {loop}:",
+        "            input_lengths = (input_lengths - kernel_size) // stride + 1",
+        "        return input_lengths",
         "",
     ]
 
@@ -363,13 +493,24 @@ _TACTICS = {
 }
 
 
+#: Sharding rules that every port has.
+_COMMON_RULES = [
+    (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
+    (r"lm_head/kernel$", "vocab_column"),
+]
+
+
 def _rules(translator: Translator) -> str:
+    """Returns the text of the sharding rules."""
+    rules = [*_rule_list(translator), (r".*", "vector")]
+    lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in rules)
+    return f"RULES = [\n{lines}]"
+
+
+def _rule_list(translator: Translator) -> list[tuple[str, str]]:
     """Returns the sharding rules, which follow the tensor parallelism plan of the configuration."""
     plan = getattr(translator.config_class, "base_model_tp_plan", None) or {}
-    rules: list[tuple[str, str]] = [
-        (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
-        (r"lm_head/kernel$", "vocab_column"),
-    ]
+    rules: list[tuple[str, str]] = [*_COMMON_RULES]
     grouped: dict[str, dict[str, list[str]]] = {}
     for pattern, style in plan.items():
         tactic = _TACTICS.get(style)
@@ -387,19 +528,17 @@ def _rules(translator: Translator) -> str:
             rules.append((rf"{path}/kernel$", tactic))
             if tactic == "column":
                 rules.append((rf"{path}/bias$", "column_bias"))
-    rules.append((r".*", "vector"))
-    lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in rules)
-    return f"RULES = [\n{lines}]"
+    return rules
 
 
-def _hook(translator: Translator, flax_names: Mapping[str, str]) -> str:
+def _hook(translator: Translator, flax_names: Mapping[str, str], rules: str = "RULES") -> str:
     heads = "".join(f'        "{name}": {flax},\n' for name, flax in flax_names.items())
     return (
         "@hookimpl\n"
         "def register_architectures(register):\n"
         f"    heads = {{\n{heads}    }}\n"
         f'    register("{translator.file.model_type}", config={translator.config_name}, '
-        "heads=heads, sharding=RULES)"
+        f"heads=heads, sharding={rules})"
     )
 
 
@@ -423,15 +562,19 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         groups[1].append("import jax.numpy as jnp")
     if reads(r"np\."):
         groups[1].append("import numpy as np")
-    groups[1].append("from flax import nnx")
+    if reads(r"nnx\.") or not reads("decoder"):
+        groups[1].append("from flax import nnx")
     groups[1].append(f"from {_config_module(translator)} import {translator.config_name}")
     names = [n for n in ("FlaxPreTrainedModel",) if reads(n)]
-    groups[2].append(f"from hfseq import {', '.join([*names, 'hookimpl', 'nn'])}")
+    names += ["hookimpl", *(["nn"] if reads(r"nn\.") or not reads("decoder") else [])]
+    groups[2].append(f"from hfseq import {', '.join(names)}")
     if reads("UsageError"):
         groups[2].append("from hfseq.errors import UsageError")
     if reads("CausalGeneration"):
         groups[2].append("from hfseq.generation import CausalGeneration")
-    modeling = [n for n in ("FlaxVisionPreTrainedModel", "JoinedTensor") if reads(n)]
+    names = ["FlaxSeq2SeqPreTrainedModel", "FlaxVisionPreTrainedModel", "JoinedTensor"]
+    names += ["Seq2SeqGeneration", "shift_tokens_right"]
+    modeling = [n for n in names if reads(n) and f"def {n}" not in body]
     if modeling:
         groups[2].append(f"from hfseq.modeling import {', '.join(modeling)}")
     if reads(r"F\."):
@@ -440,6 +583,11 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         groups[2].append("from hfseq.nn import outputs as out")
     if has_markers:
         groups[2].append("from hfseq.plugins import NotTranslated, refuse_untranslated")
+    if reads(r"decoder\."):
+        groups[2].append("from hfseq_plugins.decoder import modeling as decoder")
+        if reads("FAMILY_OPTIONS"):
+            groups[2].append("from hfseq_plugins.decoder.options import FAMILY_OPTIONS")
+        groups[2].append("from hfseq_plugins.decoder.sharding import RULES as FAMILY_RULES")
     return "\n\n".join("\n".join(group) for group in groups if group)
 
 

@@ -245,7 +245,16 @@ class Layer(nnx.Module):
         use_rotary: Whether the layer uses rotary embeddings. Without them, the layer uses no
             position information.
         is_sparse: Whether the feed-forward block is a mixture of experts.
+
+    Attributes:
+        attention_class: Class of attention, with the signature of `Attention`. `None` stands for
+            the class that the options of the family describe.
+        mlp_class: Class of the dense feed-forward block, with the signature of `MLP`. `None` stands
+            for the class that the options of the family describe.
     """
+
+    attention_class: ClassVar[Any] = None
+    mlp_class: ClassVar[Any] = None
 
     def __init__(
         self,
@@ -265,12 +274,12 @@ class Layer(nnx.Module):
         for name in filter(None, self.norm_names):
             setattr(self, name, norm(config))
         self.attention_name = options.attention_name
-        attention = (FusedAttention if options.fused_qkv else Attention)(config, rngs)
-        setattr(self, self.attention_name, attention)
+        default_class = FusedAttention if options.fused_qkv else Attention
+        setattr(self, self.attention_name, (self.attention_class or default_class)(config, rngs))
         self.is_sparse = is_sparse
         self.mlp_name = options.experts.block_name if options.experts else "mlp"
-        block = SparseBlock(config, rngs) if is_sparse else feed_forward(config, rngs)
-        setattr(self, self.mlp_name, block)
+        block_class = SparseBlock if is_sparse else self.mlp_class or feed_forward
+        setattr(self, self.mlp_name, block_class(config, rngs))
         self.dropouts = tuple(
             dropout_rate(config, name)
             for name in (options.attention_output_dropout, options.mlp_dropout)
@@ -317,7 +326,13 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Decoder without a head."""
+    """Decoder without a head.
+
+    Attributes:
+        layer_class: Class of the layers.
+    """
+
+    layer_class: ClassVar[Any] = Layer
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         attention_types, options = layer_types(config), family_options(config)
@@ -346,7 +361,7 @@ class Decoder(nnx.Module):
         setattr(self, self.embeddings_name, embeddings)
         self.layers = nn.Layers(
             [
-                Layer(config, rngs, *properties)
+                self.layer_class(config, rngs, *properties)
                 for properties in zip(
                     attention_types, rotary_layers(config), sparse_layers(config), strict=False
                 )
