@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
+from hfseq.cli.port.modernize import modernize
 from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.plugins.registry import FALLBACK_TASKS, TASKS
@@ -356,6 +357,7 @@ class SourceFile:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _Choices(tree).visit(tree)
         _OwnGradients(tree).visit(tree)
+        modernize(tree)
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:

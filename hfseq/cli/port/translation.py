@@ -154,7 +154,9 @@ class Translator:
     def _scan_file(self) -> None:
         for owner in self.file.classes.values():
             for method in owner.methods.values():
-                for node in ast.walk(method):
+                function = copy.deepcopy(method)
+                lifting.remove_layerdrop(function)
+                for node in ast.walk(function):
                     self._scan_node(owner, node)
 
     def _scan_node(self, owner: SourceClass, node: ast.AST) -> None:
