@@ -97,6 +97,8 @@ class Constructor:
         self.choices: dict[str, ast.expr] = {}
         #: Local variables that hold a method of the class, with the name of the method.
         self.method_names: dict[str, str] = {}
+        #: Fields of the configuration that the constructor overwrites, with their values.
+        self.fixed: dict[str, str] = {}
         #: Attributes that the statements translated so far assign.
         self.assigned: set[str] = set()
         #: Arguments whose default is a layer class of PyTorch, such as `nn.LayerNorm`.
@@ -141,19 +143,42 @@ class Constructor:
         if self.translator.file.encoder_only and self.own is self.translator.base:
             message = "this port of an encoder does not support is_decoder=True"
             lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
+        self.add_convolution_init(lines)
         text = "\n".join(ast.unparse(item) for item in lines)
         read = set(re.findall(r"\b\w+\b", text))
         self.ported.constructor_arguments = [name for name in names if name in read]
         if re.search(r"\binit\b(?! *=)", text):
-            std = "config.initializer_range" if self.has_range() else "0.02"
-            lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({std})"))
+            if "config" in self.ported.constructor_arguments or "config" in names:
+                deviation = initial_deviation(self.translator)
+                lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({deviation})"))
+                if "config" in names and "config" not in self.ported.constructor_arguments:
+                    if "config." in deviation:
+                        position = names.index("config")
+                        self.ported.constructor_arguments.insert(position, "config")
+            else:  # the class that creates the module passes its initializer
+                defaults = default_values(source)
+                arguments = self.ported.constructor_arguments
+                required = [name for name in arguments if name not in defaults]
+                arguments.insert(len(required), "init")
         return self.signature(source, lines)
 
-    def has_range(self) -> bool:
-        """Whether the configuration defines the standard deviation of the initial weights."""
-        return "config" in self.ported.constructor_arguments and self.translator.has_field(
-            "initializer_range"
+    def add_convolution_init(self, lines: list[ast.stmt]) -> None:
+        """Uses PyTorch's Kaiming initialization for convolutions, if the model file does."""
+        method = self.translator.file.abstract.methods.get("_init_weights")
+        pattern = (
+            r"nn\.Conv2d\)?\w*\)?:\s+init\.kaiming_normal_\(module\.weight, mode='fan_out', "
+            r"nonlinearity='relu'\)"
         )
+        if method is None or not re.search(pattern, ast.unparse(method)):
+            return
+        for node in (inner for line in lines for inner in calls(line)):
+            if dotted(node.func) == "nn.Conv":
+                node.args = [
+                    expression("CONV_INIT") if dotted(arg) == "init" else arg for arg in node.args
+                ]
+                text = 'jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")'
+                line = statement(f"CONV_INIT = {text}")
+                self.translator.constants.setdefault("CONV_INIT", line)
 
     def signature(self, source: ast.FunctionDef, lines: list[ast.stmt]) -> ast.FunctionDef:
         """Returns the constructor with its arguments. `rngs` is inserted after `config`."""
@@ -243,6 +268,11 @@ class Constructor:
             return self.parent_constructor(item, visitor)
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
+        if re.match(r"(self\.)?config\.num_labels = \d+$", text):
+            self.fixed["config.num_labels"] = text.split(" = ")[1]
+            return []
+        if self.fixed:
+            replace(item, self.fixed)
         if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
             return []
         if isinstance(item, ast.If):
@@ -552,6 +582,8 @@ class Constructor:
         args: list[ast.expr] = []
         words: list[ast.keyword] = []
         rngs = ported.takes_rngs
+        if "init" in ported.constructor_arguments:
+            arguments_by_name.setdefault("init", expression("init"))
         for index, name in enumerate(ported.constructor_arguments):
             if rngs and not words and len(args) == index == ported.rngs_position:
                 args.append(expression("rngs"))
@@ -567,6 +599,13 @@ class Constructor:
         elif rngs:
             words.append(ast.keyword("rngs", expression("rngs")))
         return ast.Call(expression(ported.name), args, words)
+
+
+def initial_deviation(translator: Translator) -> str:
+    """Returns the expression of the standard deviation of initial weights, as in Transformers."""
+    names = ("initializer_range", "init_std", "initializer_factor")
+    name = next((name for name in names if translator.has_field(name)), "")
+    return f"config.{name}" if name else "0.02"
 
 
 def _creates_module(value: ast.expr) -> bool:
@@ -628,4 +667,4 @@ _LAYERS = {
 }
 
 
-__all__ = ["ActivationTables", "Constructor", "assign"]
+__all__ = ["ActivationTables", "Constructor", "assign", "initial_deviation"]

@@ -848,6 +848,8 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
     for word in node.keywords:
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
             mask = scope.translator.mask_arguments[dotted(word.value)]
+    if scope.is_vision and is_none(mask):  # all patches of all images are visible
+        return ast.Constant(None)
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
     classes = scope.translator.file.classes.values()
     if not any(o.kind == "attention" for o in classes):
