@@ -193,7 +193,7 @@ class Annotator:
             if not kind and _is_array(function, arg.arg):
                 kind = "jax.Array | None" if is_none(defaults.get(arg.arg)) else "jax.Array"
             elif not kind and _COUNTS.fullmatch(arg.arg):
-                kind = "int"
+                kind = "int | None" if is_none(defaults.get(arg.arg)) else "int"
             if kind:
                 arg.annotation = ast.Name(kind)
         for arg in function.args.kwonlyargs:
@@ -321,6 +321,7 @@ _ENDINGS = {
     "ShortCut": "Residual connection to a block with another number of channels or resolution.",
     "BottleNeckLayer": "Residual block of three convolutions, the middle one with fewer channels.",
     "BasicLayer": "Residual block of two convolutions.",
+    "Encoder": "Stages of the network, from high to low resolution.",
     "Stage": "Residual blocks of one resolution. The first one may reduce it.",
     "LMPredictionHead": "Projection to the vocabulary, after a transform.",
     "PredictionHeadTransform": "Projection, activation and norm before the vocabulary.",
@@ -357,6 +358,8 @@ def describe(translator: Translator, port: PortedClass, node: ast.ClassDef) -> s
     if port.name.endswith("Attention"):
         return "Self-attention and its output projection."
     for ending, description in _ENDINGS.items():
+        if ending == "Encoder" and "stages" not in text:
+            continue
         if port.name.endswith(ending):
             return description
     if port.name.endswith("Pooler"):

@@ -37,6 +37,9 @@ def modernize(tree: ast.Module) -> None:
     rotates = False
     for node in classes.values():
         forward = _method(node, "forward")
+        if forward is not None and alibi_attention(node, forward):
+            changed.add(node.name)
+            _drop_alibi(classes.values())
         if forward is None or ".update(" in ast.unparse(forward) and not encoder_only:
             continue
         if attention_function(forward):
@@ -138,6 +141,101 @@ def attention_function(forward: ast.FunctionDef) -> bool:
             _rename(forward, rename)
         return True
     return False
+
+
+_ALIBI_ATTENTION = """\
+query_layer = query_layer.reshape(batch_size * self.num_heads, -1, self.head_dim)
+key_layer = key_layer.reshape(batch_size * self.num_heads, -1, self.head_dim).transpose(-1, -2)
+value_layer = value_layer.reshape(batch_size * self.num_heads, -1, self.head_dim)
+attention_scores = alibi.baddbmm(batch1=query_layer, batch2=key_layer, beta=self.beta, \
+alpha=self.inv_norm_factor)
+attn_weights = attention_scores.view(batch_size, self.num_heads, q_length, -1)
+if attention_mask is not None:
+    attn_weights = attn_weights + attention_mask
+attention_probs = F.softmax(attn_weights, dim=-1, dtype=torch.float32).to(query_layer.dtype)
+attention_probs = self.attention_dropout(attention_probs)
+attention_probs_reshaped = attention_probs.view(batch_size * self.num_heads, q_length, -1)
+context_layer = torch.bmm(attention_probs_reshaped, value_layer)
+context_layer = self._merge_heads(context_layer)"""
+
+
+def alibi_attention(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
+    """Replaces the attention of BLOOM, whose scores are added to the bias of the positions.
+
+    The bias is computed from the positions of all keys, which is equal to the bias from the
+    attention mask up to a constant for each row. The softmax does not depend on the constant.
+
+    Returns:
+        Whether the method contains the pattern.
+    """
+    constructor = _method(node, "__init__")
+    texts = [ast.unparse(item) for item in forward.body]
+    count = len(ast.parse(_ALIBI_ATTENTION).body)
+    for start in range(len(texts) - count):
+        if "\n".join(texts[start : start + count]) == _ALIBI_ATTENTION and constructor:
+            break
+    else:
+        return False
+    lines = statements(
+        "context_layer, attn_weights = attention_interface(self, query_layer, key_layer, "
+        "value_layer, attention_mask, scaling=self.inv_norm_factor, "
+        "dropout=0.0 if not self.training else self.attention_dropout.p, "
+        "position_bias=nn.alibi_slopes(self.num_heads))\n"
+        "context_layer = context_layer.reshape(hidden_states.shape)"
+    )
+    for line in lines:
+        for inner in ast.walk(line):
+            ast.copy_location(inner, forward.body[start])
+    forward.body[start : start + count] = lines
+    forward.args.args = [arg for arg in forward.args.args if arg.arg != "alibi"]
+    _rename(forward, {"attention_probs": _WEIGHTS})
+    constructor.body.append(ast.copy_location(statement("self.is_causal = True"), node))
+    reshape = _method(node, "_reshape")
+    if reshape is not None:
+        _use_heads_last(forward, reshape, node)
+    return True
+
+
+def _use_heads_last(
+    forward: ast.FunctionDef, reshape: ast.FunctionDef, node: ast.ClassDef
+) -> None:
+    """Inlines the method that splits the fused projection into heads."""
+    call = "query_layer, key_layer, value_layer = self._reshape(fused_qkv)"
+    for number, item in enumerate(forward.body):
+        if ast.unparse(item).replace("(query_layer, key_layer, value_layer)", call[:35]) == call:
+            lines = [
+                line
+                for line in copy.deepcopy(reshape.body)
+                if not isinstance(line, ast.Return | ast.Expr)
+            ]
+            forward.body[number : number + 1] = lines
+            node.body.remove(reshape)
+            return
+
+
+def _drop_alibi(classes: Collection[ast.ClassDef]) -> None:
+    """Removes the position bias that the model passes to its layers."""
+
+    class Drop(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            self.generic_visit(node)
+            branches = [*node.body, *node.orelse]
+            written = [item for item in branches if "alibi" in names_written([item])]
+            if written and ast.unparse(node.test) == "attention_mask is None":
+                return []
+            return node
+
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            self.generic_visit(node)
+            node.keywords = [word for word in node.keywords if word.arg != "alibi"]
+            return node
+
+        def visit_arguments(self, node: ast.arguments) -> ast.AST:
+            node.args = [arg for arg in node.args if arg.arg != "alibi"]
+            return node
+
+    for node in classes:
+        Drop().visit(node)
 
 
 def _rename(node: ast.AST, names: Mapping[str, str]) -> None:

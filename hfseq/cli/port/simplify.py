@@ -46,12 +46,16 @@ def simplify(
             simplify_function(function, owner)
         _inline_wrappers(body)
         _embed_patches(body)
+        _drop_default_scale(body)
+        _drop_missing_arrays(body)
+        _name_elements(body)
         Parameters(body, public).simplify()
         body = _reachable(body, public)
         _drop_attributes(body)
         if [ast.dump(node) for node in body] == text:
             break
-    for function, owner in _functions(body):
+    _name_arguments(body)
+    for function, _ in _functions(body):
         function.body = merge_repeated(function.body)
     return body
 
@@ -65,7 +69,8 @@ def simplify_function(function: ast.FunctionDef, owner: ast.ClassDef | None = No
     """
     algebra = _Algebra()
     body = [algebra.visit(item) for item in function.body]
-    body = _Facts(function, owner).block(body, set())
+    facts = _Facts(function, owner)
+    body = facts.block(_propagate_none(body, function), set(facts.required))
     for step in _STEPS:
         body = _in_blocks(body, step)
     if function.name != "__init__":
@@ -73,6 +78,19 @@ def simplify_function(function: ast.FunctionDef, owner: ast.ClassDef | None = No
     else:
         body = tidy_body(body)
     function.body = body or [ast.Pass()]
+
+
+def _propagate_none(body: list[ast.stmt], function: ast.FunctionDef) -> list[ast.stmt]:
+    """Replaces a variable that is `None` in all statements after its only assignment."""
+    for number, item in enumerate(body):
+        if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Name):
+            continue
+        name = item.targets[0].id
+        if is_none(item.value) and name not in names_written(body[number + 1 :]):
+            rest = [replace(line, {name: "None"}) for line in body[number + 1 :]]
+            algebra = _Algebra()
+            return [*body[:number], *(algebra.visit(line) for line in rest)]
+    return body
 
 
 def _functions(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.FunctionDef, ast.ClassDef | None]]:
@@ -108,6 +126,9 @@ class _Algebra(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.test, ast.Constant):
             return node.body if node.test.value else node.orelse
+        if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
+            if isinstance(node.test.operand, ast.Compare | ast.Name | ast.Attribute):
+                node.test, node.body, node.orelse = node.test.operand, node.orelse, node.body
         if ast.unparse(node.body) == ast.unparse(node.orelse):
             return node.body
         return node
@@ -124,7 +145,9 @@ class _Algebra(ast.NodeTransformer):
         self.generic_visit(node)
         elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if all(
-            isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step)
+            isinstance(part, ast.Slice)
+            and not (part.upper or part.step)
+            and (part.lower is None or ast.unparse(part.lower) == "0")
             for part in elements
         ) and isinstance(node.ctx, ast.Load):
             return node.value  # x[:, :]
@@ -152,6 +175,8 @@ class _Algebra(ast.NodeTransformer):
         function, name = node.func, dotted(node.func)
         if name == "nn.attend":
             node.keywords = [word for word in node.keywords if not is_none(word.value)]
+        if name == "nn.Conv":
+            node.keywords = [w for w in node.keywords if ast.unparse(w) not in _CONV_DEFAULTS]
         if name == "jnp.arange":
             node.keywords = [w for w in node.keywords if ast.unparse(w) != "dtype=jnp.int32"]
         if name == "int" and len(node.args) == 1 and isinstance(node.args[0], ast.BinOp):
@@ -176,6 +201,9 @@ class _Algebra(ast.NodeTransformer):
             assert isinstance(function.value, ast.Call)
             return function.value.func.value  # type: ignore[attr-defined]
         return node
+
+
+_CONV_DEFAULTS = ("dilation=1", "groups=1", "stride=1", "padding=0", "use_bias=True")
 
 
 def _swap(node: ast.AST) -> list[str] | None:
@@ -220,7 +248,10 @@ class _Facts:
         self.function, self.owner = function, owner
         defaults = len(function.args.defaults)
         required = function.args.args[: len(function.args.args) - defaults]
-        self.required = {arg.arg for arg in required} if function.name == "__call__" else set()
+        self.required = {arg.arg for arg in required} & {"input_ids", "pixel_values"}
+        self.required |= getattr(function, "not_none", set())
+        #: Conditions on the configuration that the enclosing branches decide.
+        self.tests: dict[str, bool] = {}
         self.attributes: set[str] | None = None
         if owner is not None and function.name != "__init__":
             self.attributes = {
@@ -252,8 +283,13 @@ class _Facts:
                 text = ast.unparse(item.test)
                 if match := re.fullmatch(r"(\w+) is (not )?None", text):
                     (inside if match[2] else outside).add(match[1])
+                outer = dict(self.tests)
+                fixed = names_read([item.test]) <= {"config"}
+                self.tests |= {text: True} if fixed else {}
                 item.body = self.block(item.body, inside)
+                self.tests = outer | ({text: False} if fixed else {})
                 item.orelse = self.block(item.orelse, outside)
+                self.tests = outer
                 item.test = self.without_hasattr(item.test)
                 ends = bool(item.body) and isinstance(item.body[-1], ast.Return | ast.Raise)
                 known.clear()
@@ -273,6 +309,9 @@ class _Facts:
                 lines.append(item)
                 continue
             item = _IfExps(self, known).visit(item)
+            for node in ast.walk(item):
+                if isinstance(node, ast.Name):
+                    node.not_none = node.id in known  # type: ignore[attr-defined]
             written = names_written([item])
             known -= written
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
@@ -286,6 +325,8 @@ class _Facts:
     def truth(self, test: ast.expr, known: set[str]) -> bool | None:
         """Returns the value of a condition, or `None` if it is not known."""
         text = ast.unparse(test)
+        if text in self.tests:
+            return self.tests[text]
         if isinstance(test, ast.Constant):
             return bool(test.value)
         if match := re.fullmatch(r"(\w+) is (not )?None", text):
@@ -821,15 +862,25 @@ def _embed_patches(body: Sequence[ast.stmt]) -> None:
 
 def _drop_attributes(body: Sequence[ast.stmt]) -> None:
     """Removes attributes with plain values that no method of the port reads."""
-    read = set(_KEPT_ATTRIBUTES)
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    elsewhere = set(_KEPT_ATTRIBUTES)
+    own: dict[str, set[str]] = {}
     for node in body:
-        read |= {
-            inner.attr
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Load)
-        }
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Load):
+                if dotted(inner.value) != "self":
+                    elsewhere.add(inner.attr)
+                elif isinstance(node, ast.ClassDef):
+                    own.setdefault(node.name, set()).add(inner.attr)
+    related: dict[str, set[str]] = {name: set(reads) for name, reads in own.items()}
+    for node in classes.values():
+        for base in map(dotted, node.bases):
+            if base in classes:
+                both = related.get(node.name, set()) | related.get(base, set())
+                related[node.name] = related[base] = both
     for function, owner in _functions(body):
         if function.name == "__init__" and owner is not None:
+            read = elsewhere | related.get(owner.name, set())
             function.body = [
                 item
                 for item in function.body
@@ -840,6 +891,153 @@ def _drop_attributes(body: Sequence[ast.stmt]) -> None:
                     and is_plain(item.value)
                 )
             ] or [ast.Pass()]
+
+
+_HEAD_DIM = r"self\.(head_dim|attention_head_size|head_size)"
+
+
+def _drop_default_scale(body: Sequence[ast.stmt]) -> None:
+    """Removes the scale of attention scores where it is the default of `nn.attend`."""
+    default = rf"{_HEAD_DIM} \*\* \(?-0\.5\)?|1(\.0)? / math\.sqrt\({_HEAD_DIM}\)"
+    for node in body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        scales = {
+            ast.unparse(item.targets[0])
+            for item in ast.walk(node)
+            if isinstance(item, ast.Assign) and re.fullmatch(default, ast.unparse(item.value))
+        }
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and dotted(call.func) == "nn.attend":
+                call.keywords = [
+                    word
+                    for word in call.keywords
+                    if word.arg != "scale"
+                    or ast.unparse(word.value) not in scales
+                    and not re.fullmatch(default, ast.unparse(word.value))
+                ]
+
+
+def _drop_missing_arrays(body: Sequence[ast.stmt]) -> None:
+    """Removes branches that need a parameter which no model of the port has."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        assigned: dict[str, list[str]] = {}
+        for item in ast.walk(node):
+            if isinstance(item, ast.Assign) and own_attribute(item.targets[0]):
+                value = ast.unparse(item.value)
+                assigned.setdefault(own_attribute(item.targets[0]), []).append(value)
+        missing = {n for n, values in assigned.items() if set(values) == {"nnx.data(None)"}}
+        for name in missing:
+            for function in node.body:
+                if not isinstance(function, ast.FunctionDef) or function.name == "__init__":
+                    continue
+                function.body = [
+                    item
+                    for item in function.body
+                    if not (
+                        isinstance(item, ast.If)
+                        and not item.orelse
+                        and any(f"self.{name}[...]" in ast.unparse(line) for line in item.body)
+                    )
+                ] or [ast.Pass()]
+            if not any(
+                own_attribute(inner) == name and isinstance(inner.ctx, ast.Load)  # type: ignore[attr-defined]
+                for inner in ast.walk(node)
+            ):
+                constructor = node.body[0]
+                if isinstance(constructor, ast.FunctionDef):
+                    constructor.body = [
+                        item
+                        for item in constructor.body
+                        if ast.unparse(item) != f"self.{name} = nnx.data(None)"
+                    ] or [ast.Pass()]
+
+
+def _name_arguments(body: Sequence[ast.stmt]) -> None:
+    """Passes constants to constructors by name."""
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    for node in body:
+        for call in ast.walk(node):
+            if not isinstance(call, ast.Call) or dotted(call.func) not in classes:
+                continue
+            methods = classes[dotted(call.func)].body
+            init = next((m for m in methods if getattr(m, "name", "") == "__init__"), None)
+            if not isinstance(init, ast.FunctionDef):
+                continue
+            names = [arg.arg for arg in init.args.args[1:]]
+            optional = set(names[len(names) - len(init.args.defaults) :])
+            for position, value in enumerate(call.args):
+                if isinstance(value, ast.Constant) and names[position : position + 1]:
+                    if names[position] in optional:
+                        words = [
+                            ast.keyword(name, argument)
+                            for name, argument in zip(
+                                names[position:], call.args[position:], strict=False
+                            )
+                        ]
+                        call.args = call.args[:position]
+                        call.keywords = [*words, *call.keywords]
+                        break
+
+
+def _name_elements(body: Sequence[ast.stmt]) -> None:
+    """Reads outputs of models by name: `outputs.last_hidden_state` instead of `outputs[0]`."""
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    fields: dict[str, list[str]] = {}
+
+    def parts(node: ast.ClassDef) -> dict[str, str]:
+        return {
+            own_attribute(item.targets[0]): dotted(item.value.func)
+            for item in ast.walk(node)
+            if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
+        }
+
+    for name, node in classes.items():
+        call = next((m for m in node.body if getattr(m, "name", "") == "__call__"), None)
+        results = [n.value for n in ast.walk(call) if isinstance(n, ast.Return)] if call else []
+        if len(results) != 1 or not isinstance(results[0], ast.Call):
+            continue
+        result = results[0]
+        if re.match(r"out\.FlaxBaseModelOutput", dotted(result.func)):
+            fields[name] = [
+                str(word.arg) for word in result.keywords
+                if word.arg in ("last_hidden_state", "pooler_output")
+            ]  # fmt: skip
+        elif parts(node).get(own_attribute(result.func)) in fields:
+            fields[name] = fields[parts(node)[own_attribute(result.func)]]
+    for node in classes.values():
+        own = parts(node)
+        for function in node.body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            outputs = {
+                dotted(item.targets[0]): fields[own[own_attribute(item.value.func)]]
+                for item in ast.walk(function)
+                if isinstance(item, ast.Assign)
+                and isinstance(item.value, ast.Call)
+                and own.get(own_attribute(item.value.func)) in fields
+            }
+            if outputs:
+                visitor = _Fields(outputs)
+                function.body = [visitor.visit(item) for item in function.body]
+
+
+class _Fields(ast.NodeTransformer):
+    def __init__(self, outputs: dict[str, list[str]]):
+        self.outputs = outputs
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        names = self.outputs.get(dotted(node.value), [])
+        index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(index, int) and index < len(names):
+            return ast.Attribute(node.value, names[index], ast.Load())
+        if ast.unparse(node.slice) == ":2" and len(names) == 2:
+            fields: list[ast.expr] = [ast.Attribute(node.value, n, ast.Load()) for n in names]
+            return ast.Tuple(fields, ast.Load())
+        return node
 
 
 def _reachable(body: Sequence[ast.stmt], public: Collection[str]) -> list[ast.stmt]:
@@ -916,10 +1114,19 @@ class Parameters:
                 if len(own) == count == len(elsewhere):
                     self.reduce(method, own, 1)
             call = methods.get("__call__")
-            if call is not None and name not in self.public:
-                found = self.calls_of(name)
+            if call is None:
+                continue
+            found = self.calls_of(name)
+            if name not in self.public:
                 if found:
                     self.reduce(call, found, 1)
+                continue
+            # Models for images have no mask, and models without a mask token do not need masks.
+            names = [arg.arg for arg in call.args.args[1:]]
+            for unused in ("attention_mask", "bool_masked_pos"):
+                if names[:1] == ["pixel_values"] and unused in names and found is not None:
+                    if not _reads(call.body, unused):
+                        self.remove(call, found, unused, 1)
 
     def calls_of(self, name: str) -> list[ast.Call] | None:
         """Returns all calls of the modules of a class, or `None` if they are not known."""
@@ -945,7 +1152,7 @@ class Parameters:
                     if listed or direct:
                         attributes.add(own_attribute(item.targets[0]))
                         constructed += 1
-        if not attributes or constructed != total:
+        if constructed != total:
             return None
         calls: list[ast.Call] = []
         for item in self.body:
@@ -1030,6 +1237,8 @@ class Parameters:
                 self.remove(function, calls, name, skip)
                 continue
             default = _default(function, name)
+            if all(getattr(value, "not_none", False) for value in values):
+                function.not_none = getattr(function, "not_none", set()) | {name}  # type: ignore[attr-defined]
             constants = {ast.unparse(v if v is not None else default or ast.Name("?"))
                          for v in values}  # fmt: skip
             if len(constants) != 1 or name in names_written(function.body):
@@ -1048,6 +1257,8 @@ class Parameters:
     def require(function: ast.FunctionDef, name: str) -> None:
         """Removes the default `None` of a parameter that all calls pass, if that is possible."""
         arguments = function.args
+        if re.search(rf"\b{name} is (not )?None", ast.unparse(function)):
+            return
         first = len(arguments.args) - len(arguments.defaults)
         names = [arg.arg for arg in arguments.args]
         if name in names and names.index(name) == first and is_none(arguments.defaults[0]):

@@ -383,17 +383,21 @@ class Translator:
         They are added only if the submodules of the model compute default positions in a known way.
         """
         text = "\n".join(ast.unparse(line) for line in lines)
-        if re.search(r"input_ids = input_ids\.reshape\(-1, input_ids\.shape\[-1\]\)", text):
+        if "num_choices" in text and "input_ids = input_ids.reshape(" in text:
             return self._flat_choices(names, lines)
         if "segment_ids" not in names_read(lines) or "positions_in_segments" in text:
             return lines
         if "position_ids" not in names:
             return lines
+        parts = scope.own.parts.values()
+        if any(isinstance(part, SourceClass) and part.kind == "model" for part in parts):
+            return lines  # the base model computes the positions
         classes = self.file.classes.values()
+        counts_mask = r"position_ids = \(position_ids \* \w*attention_mask - 1\)"
         if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
             scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
             offset = " + self.pad_token_id + 1"
-        elif any(_counts_positions(owner) for owner in classes):
+        elif any(_counts_positions(owner) for owner in classes) or re.search(counts_mask, text):
             offset = ""
         else:  # it is not known which positions the documents of a packed row must have
             return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
@@ -688,6 +692,7 @@ class Translator:
         if name in self.helpers:
             return self.helpers[name]
         function = copy.deepcopy(self.file.functions[name])
+        self._rename_reserved(function)
         self.helpers[name] = function
         node = ast.ClassDef(name, [], [], [function], [], type_params=[])  # type: ignore[call-arg]
         node.lineno = function.lineno

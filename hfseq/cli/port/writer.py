@@ -197,6 +197,8 @@ def _model_classes(
     parent = "FlaxVisionPreTrainedModel" if is_image else "FlaxPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
+        f'    """{translator.file.prefix} without a head."""',
+        "",
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
         f'"{prefix}"',
     ]
@@ -230,6 +232,7 @@ def _model_classes(
             mixin = "CausalGeneration, " if name == "ForCausalLM" else ""
             own_prefix = heads[name].literal("base_model_prefix", prefix)
             text = f"class {flax_names[name]}({mixin}{base_name}):\n"
+            text += f'    """{translator.file.prefix} for {_task_name(name)}."""\n\n'
             text += f"    module_class = {modules[name]}"
             if own_prefix != prefix:
                 text += f'\n    base_model_prefix = "{own_prefix}"'
@@ -240,6 +243,19 @@ def _model_classes(
                 text += "\n".join(_call_of_model([first]))
             blocks.append(text)
     return blocks
+
+
+def _task_name(head: str) -> str:
+    """Returns the words of a head, such as "causal language modeling" for `ForCausalLM`."""
+    names = {
+        "ForCausalLM": "causal language modeling",
+        "ForMaskedLM": "masked language modeling",
+        "ForPreTraining": "pre-training",
+        "ForCTC": "speech recognition with CTC",
+    }
+    words = re.findall(r"[A-Z][a-z]+|[A-Z]+(?![a-z])", head.removeprefix("For"))
+    spelled = " ".join(word if word.isupper() and len(word) > 1 else word.lower() for word in words)
+    return names.get(head, spelled)
 
 
 def _call_of_model(names: Sequence[str]) -> list[str]:
