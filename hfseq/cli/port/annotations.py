@@ -138,8 +138,10 @@ class Annotator:
             array = "tuple[jax.Array, jax.Array]"
             if "position_embeddings[" in self.text:
                 array = f"dict[str, {array}]" if "layer_type" in self.text else array
-        elif _COUNTS.fullmatch(name) or name in ("height", "width"):
+        elif re.fullmatch(r"num_\w+|height|width|\w*_(size|length)", name):
             array = "int"
+        elif name.endswith("_shape"):
+            array = "tuple[int, ...]"
         return f"{array} | None" if is_none(default) else array
 
     def result_type(self, function: ast.FunctionDef, node: ast.ClassDef) -> str:
@@ -157,6 +159,8 @@ class Annotator:
                 return "tuple[jax.Array, None]"
             if len(value.elts) == 2 and re.search(r"weights|probs|None", ast.unparse(value.elts[1])):
                 return "tuple[jax.Array, jax.Array | None]"
+            if any(re.search(r"attentions|states", dotted(part)) for part in value.elts[1:]):
+                return ""
             return f"tuple[{', '.join(['jax.Array'] * len(value.elts))}]"
         if isinstance(value, ast.Call):
             name = dotted(value.func)
@@ -192,7 +196,7 @@ class Annotator:
             kind = _CALL_TYPES.get(arg.arg) or _constant_type(defaults.get(arg.arg))
             if not kind and _is_array(function, arg.arg):
                 kind = "jax.Array | None" if is_none(defaults.get(arg.arg)) else "jax.Array"
-            elif not kind and _COUNTS.fullmatch(arg.arg):
+            elif not kind and re.fullmatch(r"num_\w+|dim|height|width|\w+_size", arg.arg):
                 kind = "int | None" if is_none(defaults.get(arg.arg)) else "int"
             if kind:
                 arg.annotation = ast.Name(kind)
@@ -261,7 +265,7 @@ _ARRAY_METHODS = "shape|reshape|astype|swapaxes|transpose|ndim|dtype|sum|mean|T"
 def _is_array(function: ast.FunctionDef, name: str) -> bool:
     text = "\n".join(ast.unparse(item) for item in function.body)
     pattern = rf"\b{name}\.({_ARRAY_METHODS})\b|\b{name}\[\.\.\.|self\.\w+\({name}\b"
-    return re.search(rf"{pattern}|jnp\.\w+\({name}\b|-{name}\b", text) is not None
+    return re.search(rf"{pattern}|jnp\.(?!arange)\w+\({name}\b|-{name}\b", text) is not None
 
 
 def _is_array_expression(value: ast.expr | None) -> bool:
@@ -328,9 +332,11 @@ _ENDINGS = {
     "OnlyMLMHead": "Holds the language modeling head, as in checkpoints.",
     "MLMHead": "Masked language modeling head.",
     "LMHead": "Language modeling head.",
+    "SequenceSummary": "Summary of a sequence: one of its states, projected.",
+    "RotaryEmbedding": "Sines and cosines of rotary position embeddings.",
     "SOPHead": "Sentence order prediction from the pooled output.",
     "ClassificationHead": "Classifier of the first token, with a hidden layer.",
-    "LayerGroup": "Layers that share their parameters with the other groups of the same index.",
+    "LayerGroup": "Layers that several steps of the encoder share.",
     "LearnedPositionalEmbedding": "Learned position embeddings.",
     "SinusoidalPositionalEmbedding": "Sinusoidal position embeddings.",
 }
@@ -383,10 +389,11 @@ def _describe_attention(owner: SourceClass, text: str) -> str:
 
 def _describe_embeddings(text: str) -> str:
     if "pixel_values" in text:
-        extra = [n for n, a in (("class token", "cls_token"), ("position", "position_embed")) if a in text]
         if "cls_token" in text and "position_embed" in text:
             return "Class token and patch embeddings, plus position embeddings."
-        return "" if extra else "First layers of the network, which reduce the resolution."
+        if "cls_token" in text or "position_embed" in text:
+            return "Patch embeddings with position embeddings." if "position" in text else ""
+        return "First layers of the network, which reduce the resolution."
     kinds = {"word": "word_embeddings", "position": "position_embeddings",
              "token type": "token_type_embeddings"}  # fmt: skip
     names = [name for name, attribute in kinds.items() if attribute in text]

@@ -144,6 +144,7 @@ class Constructor:
             message = "this port of an encoder does not support is_decoder=True"
             lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
         self.add_convolution_init(lines)
+        self.add_position_init(lines)
         text = "\n".join(ast.unparse(item) for item in lines)
         read = set(re.findall(r"\b\w+\b", text))
         self.ported.constructor_arguments = [name for name in names if name in read]
@@ -179,6 +180,38 @@ class Constructor:
                 text = 'jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")'
                 line = statement(f"CONV_INIT = {text}")
                 self.translator.constants.setdefault("CONV_INIT", line)
+
+    def add_position_init(self, lines: list[ast.stmt]) -> None:
+        """Initializes sinusoidal position embeddings as PyTorch does in `_init_weights`."""
+        method = self.translator.file.abstract.methods.get("_init_weights")
+        text = ast.unparse(method) if method is not None else ""
+        own = re.escape(self.own.name)
+        creates = f"isinstance(module, {self.own.name}):\n" in text + "\n"
+        table = re.search(
+            rf"isinstance\(module, {own}\):\s+(?:if self\.(config\.\w+):\s+)?init\.copy_\("
+            r"module\.((?:\w+\.)?)weight, (?:module\.create_weight\(\)|create_sinusoidal_emb\w+\()",
+            text,
+        )
+        if not creates or table is None:
+            return
+        name = table[2].rstrip(".")
+        halves = "create_weight" in self.own.methods
+        for node in (inner for line in lines for inner in ast.walk(line)):
+            if isinstance(node, ast.Assign) and own_attribute(node.targets[0]) == name and name:
+                call_node: ast.AST = node.value
+            elif isinstance(node, ast.Call) and dotted(node.func) == "super().__init__":
+                call_node = node
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
+                call_node = node
+            else:
+                continue
+            if isinstance(call_node, ast.Call):
+                value = f"sinusoidal_init if {table[1]} else init" if table[1] else "sinusoidal_init"
+                call_node.args = [
+                    expression(value) if dotted(arg) == "init" else arg for arg in call_node.args
+                ]
+                line = statement(_SINUSOIDS_IN_HALVES if halves else _SINUSOIDS_IN_TURN)
+                self.translator.constants.setdefault("sinusoidal_init", line)
 
     def signature(self, source: ast.FunctionDef, lines: list[ast.stmt]) -> ast.FunctionDef:
         """Returns the constructor with its arguments. `rngs` is inserted after `config`."""
@@ -599,6 +632,18 @@ class Constructor:
         elif rngs:
             words.append(ast.keyword("rngs", expression("rngs")))
         return ast.Call(expression(ported.name), args, words)
+
+
+_SINUSOIDS_IN_HALVES = """
+def sinusoidal_init(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    angles = np.arange(shape[0])[:, None] / 10000 ** (np.arange(0, shape[1], 2) / shape[1])
+    return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), dtype)
+"""
+_SINUSOIDS_IN_TURN = """
+def sinusoidal_init(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    angles = np.arange(shape[0])[:, None] / 10000 ** (np.arange(0, shape[1], 2) / shape[1])
+    return jnp.asarray(np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(shape), dtype)
+"""
 
 
 def initial_deviation(translator: Translator) -> str:

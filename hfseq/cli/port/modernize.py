@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.syntax import (
@@ -59,6 +59,8 @@ def modernize(tree: ast.Module) -> None:
             classes[layer].bases = [expression("GradientCheckpointingLayer")]
         if layer and rotates and forward is not None:
             forward.body = [line for item in forward.body for line in _angles(item)]
+    _rotate_adjacent(tree)
+    _relative_positions(classes.values())
     ast.fix_missing_locations(tree)
 
 
@@ -438,6 +440,108 @@ def collecting_loop(
     loop.body = lines
     forward.body = [*before, loop, *results]
     return layer
+
+
+_REPEATED_ROTATION = """\
+sin = torch.repeat_interleave(sin[:, :, None, :], 2, 3)
+cos = torch.repeat_interleave(cos[:, :, None, :], 2, 3)
+return tensor * cos + rotate_every_two(tensor) * sin"""
+_PARTIAL_ROTATION = """\
+if self.rotary_dim is not None:
+    k_rot = key[:, :, :, :self.rotary_dim]
+    k_pass = key[:, :, :, self.rotary_dim:]
+    q_rot = query[:, :, :, :self.rotary_dim]
+    q_pass = query[:, :, :, self.rotary_dim:]
+    k_rot = apply_rotary_pos_emb(k_rot, sin, cos)
+    q_rot = apply_rotary_pos_emb(q_rot, sin, cos)
+    key = torch.cat([k_rot, k_pass], dim=-1)
+    query = torch.cat([q_rot, q_pass], dim=-1)
+else:
+    key = apply_rotary_pos_emb(key, sin, cos)
+    query = apply_rotary_pos_emb(query, sin, cos)"""
+_TABLE_LOOKUP = """\
+sincos = self.embed_positions[position_ids].to(x.dtype)
+sin, cos = torch.split(sincos, sincos.shape[-1] // 2, dim=-1)
+return (sin, cos)"""
+_TABLE = """\
+inv_freq = 1.0 / 10000 ** (torch.arange(0, dim, 2, dtype=torch.int64) / dim)
+sinusoid_inp = torch.arange(num_pos, dtype=torch.int64).float()[:, None] * inv_freq
+return torch.cat((torch.sin(sinusoid_inp), torch.cos(sinusoid_inp)), dim=1)"""
+
+
+def _text(body: Sequence[ast.stmt]) -> str:
+    return "\n".join(ast.unparse(item) for item in body)
+
+
+def _rotate_adjacent(tree: ast.Module) -> None:
+    """Uses `nn.rotate` for the rotation of adjacent features (GPT-J).
+
+    `nn.rotate` keeps the features after the rotated ones, so they need not be split off. The sines
+    and cosines are computed for the positions of the batch, and not for all positions.
+    """
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    apply = functions.get("apply_rotary_pos_emb")
+    half = functions.get("rotate_every_two")
+    if apply is None or half is None or _text(apply.body) != _REPEATED_ROTATION:
+        return
+    if not re.search(r"stack\(\(-x2, x1\), dim=-1\)", ast.unparse(half)):
+        return
+    angles = "(cos[:, :, None], sin[:, :, None])"
+    line = statement(f"return nn.rotate(tensor, {angles}, interleaved=True)")
+    apply.body = [_located(line, apply)]
+    table = functions.get("create_sinusoidal_positions")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            for number, item in enumerate(node.body):
+                if ast.unparse(item) == _PARTIAL_ROTATION and isinstance(item, ast.If):
+                    node.body[number : number + 1] = item.orelse
+                    break
+        if isinstance(node, ast.ClassDef) and table is not None and _text(table.body) == _TABLE:
+            forward = _method(node, "forward")
+            match = re.search(
+                r"self\.embed_positions = nn\.Buffer\(create_sinusoidal_positions\("
+                r"([\w.]+), (self\.\w+)\), persistent=False\)",
+                ast.unparse(node),
+            )
+            if forward is not None and match and _text(forward.body) == _TABLE_LOOKUP:
+                lines = statements(
+                    f"inv_freq = 1.0 / 10000 ** (torch.arange(0, {match[2]}, 2) / {match[2]})\n"
+                    "angles = position_ids[..., None] * inv_freq\n"
+                    "return (torch.sin(angles), torch.cos(angles))"
+                )
+                forward.body = [_located(item, forward) for item in lines]
+
+
+def _located(item: ast.stmt, node: ast.AST) -> ast.stmt:
+    for inner in ast.walk(item):
+        ast.copy_location(inner, node)
+    return item
+
+
+def _relative_positions(classes: Collection[ast.ClassDef]) -> None:
+    """Uses `nn.relative_position_bias` for the relative positions of T5 and MPNet."""
+    for node in classes:
+        compute, bucket = (
+            _method(node, name) for name in ("compute_position_bias", "relative_position_bucket")
+        )
+        forward = _method(node, "forward")
+        if compute is None or bucket is None or forward is None:
+            continue
+        text = ast.unparse(bucket)
+        defaults = [ast.unparse(value) for value in bucket.args.defaults]
+        known = "max_exact = num_buckets // 2" in text and "n = -relative_position" in text
+        if not known or defaults != ["32", "128"] or "bidirectional" in text:
+            continue
+        if "relative_position = memory_position - context_position" not in ast.unparse(compute):
+            continue
+        for item in forward.body:
+            if ast.unparse(item) == "position_bias = self.compute_position_bias(hidden_states)":
+                assert isinstance(item, ast.Assign)
+                length = "hidden_states.shape[1]"
+                item.value = expression(
+                    f"nn.relative_position_bias(self.relative_attention_bias.weight, {length}, "
+                    f"{length}, bidirectional=True, max_distance=128)"
+                )
 
 
 _ROTATION = "apply_rotary_position_embeddings"

@@ -24,7 +24,7 @@ from hfseq.cli.port.syntax import (
     replace,
     statement,
 )
-from hfseq.cli.port.tidying import is_plain, return_directly, tidy_body, unused_names
+from hfseq.cli.port.tidying import is_plain, is_pure, return_directly, tidy_body, unused_names
 
 #: Attributes of modules that functions of hfseq read.
 _KEPT_ATTRIBUTES = {"kv_heads", "head_dim", "cross", "causal", "window", "layer_type", "rate"}
@@ -49,6 +49,8 @@ def simplify(
         _drop_default_scale(body)
         _drop_missing_arrays(body)
         _name_elements(body)
+        _collect_groups(body)
+        _drop_constructors(body)
         Parameters(body, public).simplify()
         body = _reachable(body, public)
         _drop_attributes(body)
@@ -71,7 +73,9 @@ def simplify_function(function: ast.FunctionDef, owner: ast.ClassDef | None = No
     body = [algebra.visit(item) for item in function.body]
     facts = _Facts(function, owner)
     body = facts.block(_propagate_none(body, function), set(facts.required))
-    for step in _STEPS:
+    for step in _FUNCTION_STEPS:
+        body = step(body)
+    for step in _BLOCK_STEPS:
         body = _in_blocks(body, step)
     if function.name != "__init__":
         body = return_directly(unused_names(tidy_body(body)))
@@ -133,6 +137,12 @@ class _Algebra(ast.NodeTransformer):
             return node.body
         return node
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Add) and ast.unparse(node.left) == "0":
+            return node.right
+        return node
+
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         left, right = node.left, node.comparators[0]
@@ -177,6 +187,8 @@ class _Algebra(ast.NodeTransformer):
             node.keywords = [word for word in node.keywords if not is_none(word.value)]
         if name == "nn.Conv":
             node.keywords = [w for w in node.keywords if ast.unparse(w) not in _CONV_DEFAULTS]
+        if name == "jnp.arange" and len(node.args) == 2 and ast.unparse(node.args[0]) == "0":
+            node.args = node.args[1:]
         if name == "jnp.arange":
             node.keywords = [w for w in node.keywords if ast.unparse(w) != "dtype=jnp.int32"]
         if name == "int" and len(node.args) == 1 and isinstance(node.args[0], ast.BinOp):
@@ -682,13 +694,103 @@ def flatten_choices(body: list[ast.stmt]) -> list[ast.stmt]:
     return [*body[: positions[0]], line, *body[positions[-1] + 1 :]]
 
 
-_STEPS = (
+def drop_dead_stores(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Removes assignments to variables that are assigned again before they are read."""
+    lines: list[ast.stmt] = []
+    for number, item in enumerate(body):
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+            name = item.targets[0].id
+            found = _until_written(body, number, name)
+            if found is not None and found[1] and not _reads(found[0], name):
+                if is_pure(item.value):
+                    continue
+        lines.append(item)
+    return lines
+
+
+def drop_full_masks(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Removes a default mask of ones, if only `nn.visible` reads it."""
+    for number, item in enumerate(body):
+        if not isinstance(item, ast.If) or ast.unparse(item.test) != "attention_mask is None":
+            continue
+        line = item.body[0]
+        if len(item.body) != 1 or item.orelse or not isinstance(line, ast.Assign):
+            continue
+        if not re.match(r"attention_mask = jnp\.ones\(", ast.unparse(line)):
+            continue
+        found = _until_written(body, number, "attention_mask")
+        if found is None:
+            continue
+        visible = [
+            node
+            for other in found[0]
+            for node in ast.walk(other)
+            if isinstance(node, ast.Call)
+            and dotted(node.func) == "nn.visible"
+            and dotted(node.args[0]) == "attention_mask"
+        ]
+        if len(visible) == _reads(found[0], "attention_mask"):
+            return [*body[:number], *body[number + 1 :]]
+    return body
+
+
+def drop_aliases(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Replaces a second name of a variable, and a second variable with the same shape."""
+    for number, item in enumerate(body):
+        if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Name):
+            continue
+        name, rest = item.targets[0].id, body[number + 1 :]
+        if name in names_written(body[:number]) | names_written(rest):
+            continue
+        value = dotted(item.value)
+        if not value and isinstance(item.value, ast.Tuple):
+            for earlier in body[:number]:
+                if isinstance(earlier, ast.Assign) and isinstance(earlier.value, ast.Tuple):
+                    between = names_written(body[body.index(earlier) + 1 : number])
+                    same = ast.unparse(earlier.value) == ast.unparse(item.value)
+                    if same and not between & names_read([item]):
+                        value = dotted(earlier.targets[0])
+        if not value or "." in value or value in names_written(rest):
+            continue
+        return drop_aliases(
+            [*body[:number], *(replace(line, {name: value}) for line in rest)]  # type: ignore[misc]
+        )
+    return body
+
+
+def hoist_common_statements(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Moves equal first statements of both branches of an `if` statement in front of it."""
+    lines: list[ast.stmt] = []
+    for item in body:
+        if isinstance(item, ast.If) and item.orelse:
+            while item.body and item.orelse and _same(item.body[:1], item.orelse[:1]):
+                if names_written(item.body[:1]) & names_read([item.test]):
+                    break
+                lines.append(item.body.pop(0))
+                item.orelse.pop(0)
+            if not item.body and not item.orelse:
+                continue
+            if not item.body:
+                item.test, item.body, item.orelse = _negated(item.test), item.orelse, []
+        lines.append(item)
+    return lines
+
+
+#: Steps for the statements of a whole function. They must see all statements that read a variable.
+_FUNCTION_STEPS = (
+    drop_full_masks,
+    drop_aliases,
     cancel_swaps,
     drop_row_flattening,
+    inline_single_uses,
+)
+#: Steps for the statements of any block.
+_BLOCK_STEPS = (
+    drop_dead_stores,
+    hoist_common_statements,
     drop_casts,
     name_used_sizes,
     split_last_axis,
-    inline_single_uses,
     choose_modules,
     drop_loop_numbers,
     refuse_missing_arrays,
@@ -858,6 +960,96 @@ def _embed_patches(body: Sequence[ast.stmt]) -> None:
         ):
             convolutions[0].args[2] = copy.deepcopy(stride)
         item.value = expression(f"nn.embed_patches(self.{match[1]}, {match[2]})")
+
+
+def _drop_constructors(body: Sequence[ast.stmt]) -> None:
+    """Removes constructors that pass all of their arguments to the constructor of a layer."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef) or not re.match(
+            r"nn\.(Embed|Linear|LayerNorm)$", dotted(node.bases[0]) if node.bases else ""
+        ):
+            continue
+        init = next((m for m in node.body if getattr(m, "name", "") == "__init__"), None)
+        if isinstance(init, ast.FunctionDef) and not init.args.defaults and len(node.body) > 1:
+            names = ", ".join(arg.arg for arg in init.args.args[1:])
+            if [ast.unparse(item) for item in init.body] == [f"super().__init__({names})"]:
+                node.body.remove(init)
+
+
+def _collect_groups(body: Sequence[ast.stmt]) -> None:
+    """Runs groups of layers with `nn.run_layers`, to collect hidden states and attention weights.
+
+    The pattern is that of ALBERT, whose steps share the parameters of a few groups.
+    """
+    group_call = re.compile(
+        r"\(?(\w+), attentions, inputs\)? = nn\.run_layers\(self\.(\w+), \1, (.*)rngs=rngs, "
+        r"collect=output_hidden_states, return_weights=output_attentions\)"
+    )
+    step = re.compile(
+        r"for (\w+) in range\((.+)\):\n    (\w+) = int\(\1 / \(\2 / (.+)\)\)\n"
+        r"    (\w+) = self\.(\w+)\[\3\]\(\5, (\w+), rngs=rngs, "
+        r"output_attentions=output_attentions, output_hidden_states=output_hidden_states\)"
+    )
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    for node in classes.values():
+        call = next((m for m in node.body if getattr(m, "name", "") == "__call__"), None)
+        if not isinstance(call, ast.FunctionDef):
+            continue
+        for number, item in enumerate(call.body):
+            match = step.fullmatch(ast.unparse(item))
+            if match is None:
+                continue
+            index, count, _, groups, state, name, mask = match.groups()
+            made = [
+                (inner, re.search(r"nnx\.List\(\[(\w+)\(", ast.unparse(inner.value)))
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Assign) and own_attribute(inner.targets[0]) == name
+            ]
+            owner = classes.get(made[0][1][1]) if len(made) == 1 and made[0][1] else None
+            inner_call = next(
+                (m for m in owner.body if getattr(m, "name", "") == "__call__"), None
+            ) if owner else None  # fmt: skip
+            result = call.body[-1]
+            if not isinstance(inner_call, ast.FunctionDef) or len(inner_call.body) != 2:
+                continue
+            inner_match = group_call.fullmatch(ast.unparse(inner_call.body[0]))
+            if inner_match is None or not isinstance(result, ast.Return):
+                continue
+            if ast.unparse(inner_call.body[1]) != f"return {inner_match[1]}":
+                continue
+            if not isinstance(result.value, ast.Call) or len(result.value.keywords) != 1:
+                continue
+            x, layers, words = inner_match.groups()
+            inner_call.body = [
+                statement(
+                    f"{x}, attentions, _ = nn.run_layers(self.{layers}, {x}, {words}rngs=rngs, "
+                    "return_weights=return_weights)"
+                ),
+                statement(f"return ({x}, attentions)"),
+            ]
+            keep = [a for a in inner_call.args.kwonlyargs if not a.arg.startswith("output_")]
+            inner_call.args.kwonlyargs = [*keep, ast.arg("return_weights")]
+            inner_call.args.kw_defaults = [
+                *inner_call.args.kw_defaults[: len(keep)], ast.Constant(False)
+            ]  # fmt: skip
+            made[0][0].value.func = expression("nn.Layers")  # type: ignore[attr-defined]
+            mask_name = inner_call.args.args[2].arg
+            call.body[number : number + 1] = [
+                statement(f"order = [{index} * {groups} // {count} for {index} in range({count})]"),
+                statement(
+                    f"{state}, attentions, inputs = nn.run_layers(self.{name}, {state}, "
+                    f"{mask_name}={mask}, order=order, rngs=rngs, collect=output_hidden_states, "
+                    "return_weights=output_attentions)"
+                ),
+            ]
+            states = f"(*inputs, {state}) if output_hidden_states else None"
+            result.value.keywords += [
+                ast.keyword("hidden_states", expression(states)),
+                ast.keyword(
+                    "attentions", expression("sum(attentions, ()) if output_attentions else None")
+                ),
+            ]
+            break
 
 
 def _drop_attributes(body: Sequence[ast.stmt]) -> None:
@@ -1196,7 +1388,6 @@ class Parameters:
                 and isinstance(node.value, ast.Attribute)
                 and node.value.attr in attributes
                 and isinstance(node.value.ctx, ast.Load)
-                and own_attribute(node.value) != ""
                 for node in ast.walk(item)
             )
             if loads - nested > allowed:
