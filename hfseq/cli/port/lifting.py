@@ -672,7 +672,7 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
         key, value = targets.split(", ")
         words["mask"], words["causal"] = "mask", "causal"
         if alibi and position_bias is not None:  # the keys include those in the cache
-            slopes = f"{ast.unparse(position_bias)}[:, None, None]"
+            slopes = f"{ast.unparse(position_bias)}[None, :, None, None]"
             words["bias"] = f"{slopes} * jnp.arange({key}.shape[1])"
     elif mask_text != "None":
         words["mask"] = mask_text

@@ -64,6 +64,51 @@ def modernize(tree: ast.Module) -> None:
     ast.fix_missing_locations(tree)
 
 
+def join_projections(tree: ast.Module, source: str, names: tuple[str, str]) -> None:
+    """Replaces two projections of the same input with the one whose weight the files contain.
+
+    Args:
+        tree: The model file.
+        source: The name of the projection in checkpoint files.
+        names: The names of the two projections in PyTorch.
+    """
+    for node in (item for item in tree.body if isinstance(item, ast.ClassDef)):
+        constructor, forward = _method(node, "__init__"), _method(node, "forward")
+        if constructor is None or forward is None:
+            continue
+        made = [
+            item
+            for item in constructor.body
+            if isinstance(item, ast.Assign)
+            and dotted(item.targets[0]) in [f"self.{name}" for name in names]
+            and isinstance(item.value, ast.Call)
+            and dotted(item.value.func) == "nn.Linear"
+        ]
+        if len(made) != 2 or ast.unparse(made[0].value) != ast.unparse(made[1].value):
+            continue
+        for number, item in enumerate(forward.body):
+            uses = [re.search(rf"self\.{name}\((\w+)\)", ast.unparse(item)) for name in names]
+            if not uses[0] or not uses[1] or uses[0][1] != uses[1][1]:
+                continue
+            call = made[0].value
+            assert isinstance(call, ast.Call)
+            call.args[1] = ast.BinOp(ast.Constant(2), ast.Mult(), call.args[1])
+            target = statement(f"self.{source} = None")
+            assert isinstance(target, ast.Assign)
+            made[0].targets = target.targets
+            constructor.body.remove(made[1])
+            first, second = (name.removesuffix("_proj") for name in names)
+            split = f"{first}, {second} = torch.chunk(self.{source}({uses[0][1]}), 2, dim=-1)"
+            text = ast.unparse(item)
+            for name, short in zip(names, (first, second), strict=True):
+                text = text.replace(f"self.{name}({uses[0][1]})", short)
+            forward.body[number : number + 1] = [
+                _located(statement(line), item) for line in (split, text)
+            ]
+            ast.fix_missing_locations(tree)
+            break
+
+
 def _is_layer(node: ast.ClassDef) -> bool:
     return "GradientCheckpointingLayer" in [ast.unparse(base) for base in node.bases]
 
