@@ -226,5 +226,7 @@ def test_only_complete_patterns_of_attention_are_rewritten(old, new, is_rewritte
     assert source != ATTENTION or not old
     tree = ast.parse(source)
     modernize(tree)
-    assert ("attention_interface(self, q, k, v, attention_mask" in ast.unparse(tree)) == is_rewritten
+    assert (
+        "attention_interface(self, q, k, v, attention_mask" in ast.unparse(tree)
+    ) == is_rewritten
     assert ("torch.matmul" in ast.unparse(tree)) != is_rewritten

@@ -157,7 +157,9 @@ class Annotator:
         if isinstance(value, ast.Tuple):
             if len(value.elts) == 2 and is_none(value.elts[1]):
                 return "tuple[jax.Array, None]"
-            if len(value.elts) == 2 and re.search(r"weights|probs|None", ast.unparse(value.elts[1])):
+            if len(value.elts) == 2 and re.search(
+                r"weights|probs|None", ast.unparse(value.elts[1])
+            ):
                 return "tuple[jax.Array, jax.Array | None]"
             if any(re.search(r"attentions|states", dotted(part)) for part in value.elts[1:]):
                 return ""
@@ -250,7 +252,9 @@ def _parameter(arg: ast.arg, defaults: Mapping[str, ast.expr]) -> str:
     default = defaults.get(arg.arg)
     if default is None:
         return text
-    return f"{text} = {ast.unparse(default)}" if arg.annotation else f"{text}={ast.unparse(default)}"
+    return (
+        f"{text} = {ast.unparse(default)}" if arg.annotation else f"{text}={ast.unparse(default)}"
+    )
 
 
 def _constant_type(default: ast.expr | None) -> str:
@@ -270,9 +274,10 @@ def _is_array(function: ast.FunctionDef, name: str) -> bool:
 
 def _is_array_expression(value: ast.expr | None) -> bool:
     text = "" if value is None else ast.unparse(value)
-    return re.match(r"jnp\.(?!ndim|shape)\w+\(", text) is not None or re.search(
-        r"\.(reshape|astype|swapaxes|transpose)\([^()]*\)$", text
-    ) is not None
+    return (
+        re.match(r"jnp\.(?!ndim|shape)\w+\(", text) is not None
+        or re.search(r"\.(reshape|astype|swapaxes|transpose)\([^()]*\)$", text) is not None
+    )
 
 
 def unparse(node: ast.AST) -> str:
@@ -301,7 +306,7 @@ _TASKS = {
     "ForPreTraining": "Encoder with the heads of the pre-training objectives.",
     "ForSequenceClassification": "Sequence classification or regression.",
     "ForTokenClassification": "Classification of each token.",
-    "ForQuestionAnswering": "Extractive question answering: the first and last token of the answer.",
+    "ForQuestionAnswering": "Extractive question answering: first and last token of the answer.",
     "ForMultipleChoice": "Multiple choice. Each choice is one row of the encoder's batch.",
     "ForNextSentencePrediction": "Classification of whether the second sentence follows the first.",
     "ForImageClassification": "Image classification.",

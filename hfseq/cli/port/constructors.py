@@ -206,7 +206,9 @@ class Constructor:
             else:
                 continue
             if isinstance(call_node, ast.Call):
-                value = f"sinusoidal_init if {table[1]} else init" if table[1] else "sinusoidal_init"
+                value = (
+                    f"sinusoidal_init if {table[1]} else init" if table[1] else "sinusoidal_init"
+                )
                 call_node.args = [
                     expression(value) if dotted(arg) == "init" else arg for arg in call_node.args
                 ]

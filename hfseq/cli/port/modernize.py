@@ -135,7 +135,7 @@ def attention_function(forward: ast.FunctionDef) -> bool:
         words: dict[str, str] = {}
         position = number + 1
 
-        def accept(pattern: str) -> re.Match[str] | None:
+        def accept(pattern: str, scores: str = scores) -> re.Match[str] | None:
             nonlocal position
             text = texts[position] if position < len(texts) else ""
             found = re.fullmatch(pattern.replace("S", scores), text)
@@ -243,9 +243,7 @@ def alibi_attention(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
     return True
 
 
-def _use_heads_last(
-    forward: ast.FunctionDef, reshape: ast.FunctionDef, node: ast.ClassDef
-) -> None:
+def _use_heads_last(forward: ast.FunctionDef, reshape: ast.FunctionDef, node: ast.ClassDef) -> None:
     """Inlines the method that splits the fused projection into heads."""
     call = "query_layer, key_layer, value_layer = self._reshape(fused_qkv)"
     for number, item in enumerate(forward.body):

@@ -63,7 +63,9 @@ def _layers(classes: Mapping[str, ast.ClassDef]) -> Iterator[_Parameter]:
                         r"|nnx\.Param",
                         dotted(inner.func),
                     )
-                    base = [dotted(b) for b in getattr(classes.get(dotted(inner.func)), "bases", [])]
+                    base = [
+                        dotted(b) for b in getattr(classes.get(dotted(inner.func)), "bases", [])
+                    ]
                     layer = match[0] if match else base[0] if base[:1] == ["nn.Embed"] else ""
                     if not layer:
                         continue
@@ -140,7 +142,9 @@ def sharding_rules(
         add("bias", "replicated", name)
     order = ["embedding", "table", "column", "column_bias", "row", "channels", "vocab_column",
              "row_table", "row_parameter", "replicated", "vector"]  # fmt: skip
-    rows = sorted(groups.items(), key=lambda row: order.index(row[0][1]) if row[0][1] in order else 4)
+    rows = sorted(
+        groups.items(), key=lambda row: order.index(row[0][1]) if row[0][1] in order else 4
+    )
     lines = [
         f'    (r"{_joined(paths)}/{leaf}$", "{tactic}"),\n' if leaf else
         f'    (r"{_joined(paths)}$", "{tactic}"),\n'
@@ -154,9 +158,7 @@ def _joined(paths: Sequence[str]) -> str:
     return paths[0] if len(paths) == 1 else f"({'|'.join(paths)})"
 
 
-def _planned(
-    plan: Mapping[str, str], groups: dict[tuple[str, str], list[str]]
-) -> set[str]:
+def _planned(plan: Mapping[str, str], groups: dict[tuple[str, str], list[str]]) -> set[str]:
     """Adds the rules of a plan, and returns the names of the layers that it contains."""
     names: set[str] = set()
     by_parent: dict[tuple[str, str], list[str]] = {}

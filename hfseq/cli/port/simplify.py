@@ -30,9 +30,7 @@ from hfseq.cli.port.tidying import is_plain, is_pure, return_directly, tidy_body
 _KEPT_ATTRIBUTES = {"kv_heads", "head_dim", "cross", "causal", "window", "layer_type", "rate"}
 
 
-def simplify(
-    nodes: Sequence[ast.stmt], public: Collection[str]
-) -> list[ast.stmt]:
+def simplify(nodes: Sequence[ast.stmt], public: Collection[str]) -> list[ast.stmt]:
     """Returns simplified copies of the functions and classes of a port.
 
     Args:
@@ -506,15 +504,15 @@ def drop_casts(body: list[ast.stmt]) -> list[ast.stmt]:
     choices = any("num_choices" in ast.unparse(item) for item in body)
     for item in body:
         text = ast.unparse(item)
-        if re.fullmatch(r"(\w+) = \1\.astype\(self(\.\w+)+\.(kernel|scale|embedding)\.dtype\)", text):
+        if re.fullmatch(
+            r"(\w+) = \1\.astype\(self(\.\w+)+\.(kernel|scale|embedding)\.dtype\)", text
+        ):
             continue
         if not choices and re.fullmatch(
             r"(input_ids|token_type_ids) = \1\.reshape\(-1, (\1\.shape\[-1\]|seq_length)\)", text
         ):
             continue
-        match = re.fullmatch(
-            r"if (\w+)\.dtype != (\w+):\n    \1 = \1\.astype\(\2\)", text
-        )
+        match = re.fullmatch(r"if (\w+)\.dtype != (\w+):\n    \1 = \1\.astype\(\2\)", text)
         if match:
             lines = [
                 line
@@ -536,7 +534,7 @@ def name_used_sizes(body: list[ast.stmt]) -> list[ast.stmt]:
         if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Tuple):
             continue
         text = ast.unparse(item.value)
-        if not re.fullmatch(r"\w+\.shape(\[:\d\])?", text):
+        if not re.fullmatch(r"\w+(\.|_)shape(\[:\d\])?", text):
             continue
         names = [dotted(element) for element in item.targets[0].elts]
         used = [number for number, name in enumerate(names) if name != "_"]
@@ -612,9 +610,7 @@ def _read(line: ast.Assign, texts: dict[str, str]) -> None:
 def _in_loop(body: Sequence[ast.stmt], name: str) -> bool:
     loops = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.FunctionDef, ast.Lambda)
     return any(
-        isinstance(node, loops) and _reads([node], name)
-        for line in body
-        for node in ast.walk(line)
+        isinstance(node, loops) and _reads([node], name) for line in body for node in ast.walk(line)
     )
 
 
@@ -1430,6 +1426,9 @@ class Parameters:
             default = _default(function, name)
             if all(getattr(value, "not_none", False) for value in values):
                 function.not_none = getattr(function, "not_none", set()) | {name}  # type: ignore[attr-defined]
+            if is_none(default) and not any(values) and _use_default(function, name):
+                self.remove(function, calls, name, skip)
+                continue
             constants = {ast.unparse(v if v is not None else default or ast.Name("?"))
                          for v in values}  # fmt: skip
             if len(constants) != 1 or name in names_written(function.body):
@@ -1457,9 +1456,7 @@ class Parameters:
                 arguments.defaults.pop(0)
 
     @staticmethod
-    def remove(
-        function: ast.FunctionDef, calls: Sequence[ast.Call], name: str, skip: int
-    ) -> None:
+    def remove(function: ast.FunctionDef, calls: Sequence[ast.Call], name: str, skip: int) -> None:
         """Removes a parameter and its arguments."""
         arguments = function.args
         for call in calls:
@@ -1482,6 +1479,25 @@ class Parameters:
                 return
 
 
+def _use_default(function: ast.FunctionDef, name: str) -> bool:
+    """Replaces `if name is None: name = value`, for a parameter that no call passes, by its body.
+
+    Returns:
+        Whether the function has this statement, and no earlier one that reads the parameter.
+    """
+    for number, item in enumerate(function.body):
+        if isinstance(item, ast.If) and ast.unparse(item.test) == f"{name} is None":
+            first = item.body[0]
+            if item.orelse or name not in names_written([first]) and _reads([first], name):
+                return False
+            if name in names_written(item.body):
+                function.body[number : number + 1] = item.body
+                return True
+        if _reads([item], name) or name in names_written([item]):
+            return False
+    return False
+
+
 def _position(function: ast.FunctionDef, name: str, skip: int, layers: bool) -> int | None:
     names = [arg.arg for arg in function.args.args[skip:]]
     return names.index(name) + layers if name in names else None
@@ -1495,4 +1511,3 @@ def _argument(call: ast.Call, position: int | None, name: str) -> ast.expr | Non
 
 def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
     return default_values(function).get(name)
-

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.file_names import split_weights
+from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.modernize import join_projections, modernize
 from hfseq.cli.port.syntax import calls, dotted, expression, own_attribute, replace
 from hfseq.errors import UsageError, did_you_mean

@@ -104,6 +104,7 @@ class QuestionAnswerer(nnx.Module):
     ),
 }
 
+
 def write(
     translator: Translator,
     heads: Mapping[str, SourceClass],
