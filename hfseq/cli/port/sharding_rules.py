@@ -34,8 +34,12 @@ _VOCABULARY = re.compile(r"lm_head|decoder|vocab_projector|embed_out")
 class _Parameter:
     """A layer with parameters: its path, the name of the layer class, and its class in the port."""
 
-    def __init__(self, path: str, layer: str, owner: ast.ClassDef, has_bias: bool):
+    def __init__(
+        self, path: str, layer: str, owner: ast.ClassDef, has_bias: bool, is_row: bool
+    ):
         self.path, self.layer, self.owner, self.has_bias = path, layer, owner, has_bias
+        #: Whether the parameter is an array whose first axis has the size 1, such as a class token.
+        self.is_row = is_row
 
 
 def _layers(classes: Mapping[str, ast.ClassDef]) -> Iterator[_Parameter]:
@@ -76,7 +80,8 @@ def _layers(classes: Mapping[str, ast.ClassDef]) -> Iterator[_Parameter]:
                     bias = "use_bias=False" not in ast.unparse(inner)
                     if "nn.Sequential" in ast.unparse(item.value):
                         path = rf"{name}/\d+"
-                    yield _Parameter(path, layer, node, bias)
+                    is_row = re.search(r"\(\(?1, ", ast.unparse(inner)) is not None
+                    yield _Parameter(path, layer, node, bias, is_row)
 
 
 def _tactic(layer: _Parameter, in_attention: bool) -> str:
@@ -112,7 +117,8 @@ def sharding_rules(
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     layers = list(_layers(classes))
     groups: dict[tuple[str, str], list[str]] = {}
-    planned = _planned(plan, groups)
+    biases = {layer.path.split("/")[-1] for layer in layers if layer.has_bias}
+    planned = _planned(plan, groups, biases)
 
     def add(leaf: str, tactic: str, path: str) -> None:
         paths = groups.setdefault((leaf, tactic), [])
@@ -125,6 +131,8 @@ def sharding_rules(
         if tactic == "vector":
             add("(scale|bias)", "vector", layer.path)
         elif tactic == "parameter":
+            if layer.is_row:
+                add("", "replicated", layer.path)
             continue
         elif tactic in ("embedding", "table") and layer.layer == "nn.Embed":
             add("embedding", tactic, layer.path)
@@ -158,14 +166,17 @@ def _joined(paths: Sequence[str]) -> str:
     return paths[0] if len(paths) == 1 else f"({'|'.join(paths)})"
 
 
-def _planned(plan: Mapping[str, str], groups: dict[tuple[str, str], list[str]]) -> set[str]:
+def _planned(
+    plan: Mapping[str, str], groups: dict[tuple[str, str], list[str]], biases: set[str]
+) -> set[str]:
     """Adds the rules of a plan, and returns the names of the layers that it contains."""
     names: set[str] = set()
     by_parent: dict[tuple[str, str], list[str]] = {}
     for pattern, style in plan.items():
         tactic = _STYLES.get(style)
         *parents, leaf = re.sub(r"^layers\.\*\.", "", pattern).split(".")
-        if tactic is not None and "*" not in pattern.replace("layers.*.", ""):
+        joined = "experts" in parents and leaf in ("gate_up_proj", "down_proj")
+        if tactic is not None and not joined and "*" not in pattern.replace("layers.*.", ""):
             by_parent.setdefault((tactic, "/".join(parents)), []).append(leaf)
             names.add(leaf)
         elif "experts" in pattern and leaf in ("gate_up_proj", "down_proj"):
@@ -173,6 +184,6 @@ def _planned(plan: Mapping[str, str], groups: dict[tuple[str, str], list[str]]) 
     for (tactic, parent), leaves in by_parent.items():
         path = f"{parent}/{_joined(leaves)}" if parent else _joined(leaves)
         groups.setdefault(("kernel", tactic), []).append(path)
-        if tactic == "column":
+        if tactic == "column" and biases.intersection(leaves):
             groups.setdefault(("bias", "column_bias"), []).append(path)
     return names
