@@ -244,7 +244,10 @@ class Annotator:
             return SHAPES["hidden_states"] if certain else ""
         if name == "attention_mask" and port.source.kind != "model":
             return ""
-        return SHAPES.get(name, "")
+        shape = SHAPES.get(name, "")
+        if port.name.endswith("MultipleChoice") and shape == "(batch, length)":
+            return "(batch, choices, length)"
+        return shape
 
 
 def _parameter(arg: ast.arg, defaults: Mapping[str, ast.expr]) -> str:

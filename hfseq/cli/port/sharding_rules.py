@@ -34,9 +34,7 @@ _VOCABULARY = re.compile(r"lm_head|decoder|vocab_projector|embed_out")
 class _Parameter:
     """A layer with parameters: its path, the name of the layer class, and its class in the port."""
 
-    def __init__(
-        self, path: str, layer: str, owner: ast.ClassDef, has_bias: bool, is_row: bool
-    ):
+    def __init__(self, path: str, layer: str, owner: ast.ClassDef, has_bias: bool, is_row: bool):
         self.path, self.layer, self.owner, self.has_bias = path, layer, owner, has_bias
         #: Whether the parameter is an array whose first axis has the size 1, such as a class token.
         self.is_row = is_row

@@ -394,7 +394,7 @@ def _is_value(node: ast.expr, known: set[str]) -> bool:
     """Returns whether an expression is certainly not `None`."""
     if isinstance(node, ast.Call):
         name = dotted(node.func)
-        if re.match(r"(jnp|jax|F)\.|nn\.(positions_in_segments|rotate|dropout)$", name):
+        if re.match(r"(jnp|jax|F)\.|create_\w+$|nn\.(positions_in_segments|rotate|dropout)$", name):
             return True
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         return method in ("reshape", "astype", "swapaxes", "transpose", "sum", "mean")

@@ -415,7 +415,11 @@ class Translator:
                 position = result.index(item)
         others = [n for n in ("position_ids", "segment_ids") if n in names_read(lines)]
         for name in others:
-            if name not in written and (name in names or name == "segment_ids"):
+            if (
+                name not in written
+                and f"flat_{name}" not in written
+                and (name in names or name == "segment_ids")
+            ):
                 flat = f"{name}.reshape(-1, {name}.shape[-1])"
                 text = f"{name} = {flat} if {name} is not None else None"
                 result.insert(position + 1, statement(text))
