@@ -604,7 +604,7 @@ def inline_single_uses(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _read(line: ast.Assign, texts: dict[str, str]) -> None:
-    line.value = replace(line.value, texts)  # type: ignore[assignment,arg-type]
+    line.value = replace(line.value, texts)  # type: ignore[assignment]
 
 
 def _in_loop(body: Sequence[ast.stmt], name: str) -> bool:
@@ -748,9 +748,8 @@ def drop_aliases(body: list[ast.stmt]) -> list[ast.stmt]:
                         value = dotted(earlier.targets[0])
         if not value or "." in value or value in names_written(rest):
             continue
-        return drop_aliases(
-            [*body[:number], *(replace(line, {name: value}) for line in rest)]  # type: ignore[misc]
-        )
+        renamed: list[ast.stmt] = [replace(line, {name: value}) for line in rest]  # type: ignore[misc]
+        return drop_aliases([*body[:number], *renamed])
     return body
 
 
@@ -887,7 +886,7 @@ def _inline(call: ast.FunctionDef, name: str, method: ast.FunctionDef) -> bool:
     ]
     returns = [node for node in ast.walk(method) if isinstance(node, ast.Return)]
     last = method.body[-1]
-    if len(calls) != 1 or len(returns) != 1 or last is not returns[0] or last.value is None:  # type: ignore[attr-defined]
+    if len(calls) != 1 or len(returns) != 1 or last is not returns[0] or last.value is None:
         return False
     for number, item in enumerate(call.body):
         value = getattr(item, "value", None)
@@ -1017,12 +1016,18 @@ def _collect_groups(body: Sequence[ast.stmt]) -> None:
                 continue
             x, layers, words = inner_match.groups()
             inner_call.body = [
+                statement("attentions = ()"),
                 statement(
-                    f"{x}, attentions, _ = nn.run_layers(self.{layers}, {x}, {words}rngs=rngs, "
-                    "return_weights=return_weights)"
+                    f"for layer in self.{layers}:\n"
+                    f"    {x}, weights = layer({x}, {words}rngs=rngs, "
+                    "return_weights=return_weights)\n"
+                    "    attentions += (weights,)"
                 ),
                 statement(f"return ({x}, attentions)"),
             ]
+            for inner in ast.walk(owner):  # a scan over the groups contains no other scan
+                if isinstance(inner, ast.Assign) and own_attribute(inner.targets[0]) == layers:
+                    inner.value.func = expression("nnx.List")  # type: ignore[attr-defined]
             keep = [a for a in inner_call.args.kwonlyargs if not a.arg.startswith("output_")]
             inner_call.args.kwonlyargs = [*keep, ast.arg("return_weights")]
             inner_call.args.kw_defaults = [
