@@ -1005,7 +1005,9 @@ def _collect_groups(body: Sequence[ast.stmt]) -> None:
                 (m for m in owner.body if getattr(m, "name", "") == "__call__"), None
             ) if owner else None  # fmt: skip
             result = call.body[-1]
-            if not isinstance(inner_call, ast.FunctionDef) or len(inner_call.body) != 2:
+            if owner is None or not isinstance(inner_call, ast.FunctionDef):
+                continue
+            if len(inner_call.body) != 2:
                 continue
             inner_match = group_call.fullmatch(ast.unparse(inner_call.body[0]))
             if inner_match is None or not isinstance(result, ast.Return):
