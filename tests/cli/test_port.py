@@ -59,7 +59,7 @@ def test_the_command_writes_a_verified_plugin_and_its_test(capsys):
 @pytest.mark.parametrize(
     ("correct", "wrong", "module", "line"),
     [
-        ("scale=self.scaling", "scale=1.1 * self.scaling", "layers.0.self_attn", "self.o_proj("),
+        ("causal=causal", "causal=causal, scale=0.1", "layers.0.self_attn", "self.o_proj("),
         pytest.param(
             "self.act_fn(self.gate_proj(x))",
             "1.01 * self.act_fn(self.gate_proj(x))",

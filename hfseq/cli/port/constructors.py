@@ -97,6 +97,8 @@ class Constructor:
         self.choices: dict[str, ast.expr] = {}
         #: Local variables that hold a method of the class, with the name of the method.
         self.method_names: dict[str, str] = {}
+        #: Fields of the configuration that the constructor overwrites, with their values.
+        self.fixed: dict[str, str] = {}
         #: Attributes that the statements translated so far assign.
         self.assigned: set[str] = set()
         #: Arguments whose default is a layer class of PyTorch, such as `nn.LayerNorm`.
@@ -147,25 +149,77 @@ class Constructor:
         if self.translator.file.encoder_only and self.own is self.translator.base:
             message = "this port of an encoder does not support is_decoder=True"
             lines.insert(0, statement(f"if config.is_decoder:\n    raise UsageError({message!r})"))
+        self.add_convolution_init(lines)
+        self.add_position_init(lines)
         text = "\n".join(ast.unparse(item) for item in lines)
         read = set(re.findall(r"\b\w+\b", text))
-        reads_std = self.translator.is_pair and self.translator.has_field("init_std")
-        reads_std = reads_std and "config" in names
-        if reads_std and re.search(r"\binit\b(?! *=)", text):
-            read.add("config")
         self.ported.constructor_arguments = [name for name in names if name in read]
         if re.search(r"\binit\b(?! *=)", text):
-            std = "config.initializer_range" if self.has_range() else "0.02"
-            if reads_std:
-                std = "config.init_std"
-            lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({std})"))
+            if "config" in self.ported.constructor_arguments or "config" in names:
+                deviation = initial_deviation(self.translator)
+                lines.insert(1 if kv_heads else 0, statement(f"init = nn.normal({deviation})"))
+                if "config" in names and "config" not in self.ported.constructor_arguments:
+                    if "config." in deviation:
+                        position = names.index("config")
+                        self.ported.constructor_arguments.insert(position, "config")
+            else:  # the class that creates the module passes its initializer
+                defaults = default_values(source)
+                arguments = self.ported.constructor_arguments
+                required = [name for name in arguments if name not in defaults]
+                arguments.insert(len(required), "init")
         return self.signature(source, lines)
 
-    def has_range(self) -> bool:
-        """Whether the configuration defines the standard deviation of the initial weights."""
-        return "config" in self.ported.constructor_arguments and self.translator.has_field(
-            "initializer_range"
+    def add_convolution_init(self, lines: list[ast.stmt]) -> None:
+        """Uses PyTorch's Kaiming initialization for convolutions, if the model file does."""
+        method = self.translator.file.abstract.methods.get("_init_weights")
+        pattern = (
+            r"nn\.Conv2d\)?\w*\)?:\s+init\.kaiming_normal_\(module\.weight, mode='fan_out', "
+            r"nonlinearity='relu'\)"
         )
+        if method is None or not re.search(pattern, ast.unparse(method)):
+            return
+        for node in (inner for line in lines for inner in calls(line)):
+            if dotted(node.func) == "nn.Conv":
+                node.args = [
+                    expression("CONV_INIT") if dotted(arg) == "init" else arg for arg in node.args
+                ]
+                text = 'jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")'
+                line = statement(f"CONV_INIT = {text}")
+                self.translator.constants.setdefault("CONV_INIT", line)
+
+    def add_position_init(self, lines: list[ast.stmt]) -> None:
+        """Initializes sinusoidal position embeddings as PyTorch does in `_init_weights`."""
+        method = self.translator.file.abstract.methods.get("_init_weights")
+        text = ast.unparse(method) if method is not None else ""
+        own = re.escape(self.own.name)
+        creates = f"isinstance(module, {self.own.name}):\n" in text + "\n"
+        table = re.search(
+            rf"isinstance\(module, {own}\):\s+(?:if self\.(config\.\w+):\s+)?init\.copy_\("
+            r"module\.((?:\w+\.)?)weight, (?:module\.create_weight\(\)|create_sinusoidal_emb\w+\()",
+            text,
+        )
+        if not creates or table is None:
+            return
+        name = table[2].rstrip(".")
+        halves = "create_weight" in self.own.methods
+        for node in (inner for line in lines for inner in ast.walk(line)):
+            if isinstance(node, ast.Assign) and own_attribute(node.targets[0]) == name and name:
+                call_node: ast.AST = node.value
+            elif isinstance(node, ast.Call) and dotted(node.func) == "super().__init__":
+                call_node = node
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
+                call_node = node
+            else:
+                continue
+            if isinstance(call_node, ast.Call):
+                value = (
+                    f"sinusoidal_init if {table[1]} else init" if table[1] else "sinusoidal_init"
+                )
+                call_node.args = [
+                    expression(value) if dotted(arg) == "init" else arg for arg in call_node.args
+                ]
+                line = statement(_SINUSOIDS_IN_HALVES if halves else _SINUSOIDS_IN_TURN)
+                self.translator.constants.setdefault("sinusoidal_init", line)
 
     def signature(self, source: ast.FunctionDef, lines: list[ast.stmt]) -> ast.FunctionDef:
         """Returns the constructor with its arguments. `rngs` is inserted after `config`."""
@@ -255,6 +309,11 @@ class Constructor:
             return self.parent_constructor(item, visitor)
         if _SKIPPED.match(text) or text.startswith("super("):
             return []
+        if re.match(r"(self\.)?config\.num_labels = \d+$", text):
+            self.fixed["config.num_labels"] = text.split(" = ")[1]
+            return []
+        if self.fixed:
+            replace(item, self.fixed)
         if re.match(r"self\.\w+ = (torch\.)?nn\.\w+Loss\(", text):
             return []
         if isinstance(item, ast.If):
@@ -564,6 +623,8 @@ class Constructor:
         args: list[ast.expr] = []
         words: list[ast.keyword] = []
         rngs = ported.takes_rngs
+        if "init" in ported.constructor_arguments:
+            arguments_by_name.setdefault("init", expression("init"))
         for index, name in enumerate(ported.constructor_arguments):
             if rngs and not words and len(args) == index == ported.rngs_position:
                 args.append(expression("rngs"))
@@ -579,6 +640,25 @@ class Constructor:
         elif rngs:
             words.append(ast.keyword("rngs", expression("rngs")))
         return ast.Call(expression(ported.name), args, words)
+
+
+_SINUSOIDS_IN_HALVES = """
+def sinusoidal_init(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    angles = np.arange(shape[0])[:, None] / 10000 ** (np.arange(0, shape[1], 2) / shape[1])
+    return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), dtype)
+"""
+_SINUSOIDS_IN_TURN = """
+def sinusoidal_init(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    angles = np.arange(shape[0])[:, None] / 10000 ** (np.arange(0, shape[1], 2) / shape[1])
+    return jnp.asarray(np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(shape), dtype)
+"""
+
+
+def initial_deviation(translator: Translator) -> str:
+    """Returns the expression of the standard deviation of initial weights, as in Transformers."""
+    names = ("initializer_range", "init_std", "initializer_factor")
+    name = next((name for name in names if translator.has_field(name)), "")
+    return f"config.{name}" if name else "0.02"
 
 
 def _creates_module(value: ast.expr) -> bool:
@@ -640,4 +720,4 @@ _LAYERS = {
 }
 
 
-__all__ = ["ActivationTables", "Constructor", "assign"]
+__all__ = ["ActivationTables", "Constructor", "assign", "initial_deviation"]

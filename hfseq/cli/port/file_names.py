@@ -79,6 +79,30 @@ def renamed_weights(model_type: str, class_names: Iterable[str]) -> dict[str, st
     return renamed
 
 
+def split_weights(model_type: str, class_name: str) -> list[tuple[str, tuple[str, str]]]:
+    """Returns the layers whose weights checkpoint files store as one tensor.
+
+    Args:
+        model_type: The model type.
+        class_name: The name of the base model in PyTorch.
+
+    Returns:
+        For each such tensor, the name of the layer in the files, and the names of the two layers in
+        PyTorch, whose weights are the halves of the tensor.
+    """
+    names: list[tuple[str, tuple[str, str]]] = []
+    for transform in _transforms(model_type, class_name):
+        kinds = [type(item).__name__ for item in getattr(transform, "operations", None) or ()]
+        sources, targets = transform.source_patterns, transform.target_patterns
+        if kinds != ["Chunk"] or len(sources) != 1 or len(targets) != 2:
+            continue
+        if not all(str(name).endswith(".weight") for name in (*sources, *targets)):
+            continue
+        source, first, second = (str(n).split(".")[-2] for n in (*sources, *targets))
+        names.append((source, (first, second)))
+    return names
+
+
 def _plain(pattern: str) -> str | None:
     """Returns the text that a regular expression matches, or `None` if it is not a fixed text."""
     text = pattern.strip("^$").replace("\\.", ".").strip(".")

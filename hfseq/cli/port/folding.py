@@ -55,6 +55,8 @@ CONSTANT_TESTS: dict[str, bool] = {
     r"hasattr\(self\.config, '_pre_quantization_dtype'\)": False,
     r"(transformers\.)?is_(deepspeed_zero3_enabled|fsdp_managed_module)\(.*\)": False,
     r"isinstance\((\w+ := )?\w*mask\w*, (dict|BlockMask)\)": False,
+    # The slices of a product only imitate the rounding of tensor parallelism.
+    r"self\.(config\.)?pretraining_tp > 1": False,
     r"torch\.is_autocast_enabled\(.*\)": False,
     r"isinstance\(None, \w+\)": False,
     r"isinstance\(hidden_states, (collections\.abc\.)?Sequence\)": False,

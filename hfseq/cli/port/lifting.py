@@ -127,6 +127,27 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
 
 
 @class_lift
+def lift_gelu(translator: object, owner: SourceClass) -> Substitute | None:
+    """Translates a GELU with a gradient of its own to the activation of hfseq."""
+    functions = getattr(owner.file, "functions", {})
+    text = _body_text(owner.forward)
+    match = re.fullmatch(r"return (\w*gelu_function)\(\w+\)", text)
+    if match is None or set(owner.methods) - {"__init__", "forward"}:
+        return None
+    called = ast.unparse(functions.get(match[1], ast.Pass()))
+    names = re.findall(r"\b(\w*gelu\w*)\(", called)
+    bodies = [_body_text(functions[name]) for name in names if name in functions]
+    form = "x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))"
+    if f"return {form}" not in bodies:
+        return None
+
+    def construct(scope: Scope, node: ast.Call) -> ast.expr:
+        return call("nn.activation", "'gelu_new'")
+
+    return Substitute(construct, _call_first)
+
+
+@class_lift
 def lift_rotary(translator: object, owner: SourceClass) -> Substitute | None:
     """Translates a class of rotary position embeddings to `nn.Rotary`.
 
@@ -629,7 +650,8 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
     if present:
         scope.report(item, f"attention with the unsupported argument {', '.join(sorted(present))}")
     position_bias = keyword(node, "position_bias")
-    if position_bias is not None and not is_none(position_bias):
+    alibi = isinstance(position_bias, ast.Call) and dotted(position_bias.func) == "nn.alibi_slopes"
+    if position_bias is not None and not is_none(position_bias) and not alibi:
         words["bias"] = position_bias
     sinks = keyword(node, "s_aux")
     if sinks is not None and not is_none(sinks):
@@ -655,6 +677,9 @@ def _attend(scope: Scope, item: ast.Assign, keeps: bool) -> list[ast.stmt]:
         lines.append(statement(text))
         key, value = targets.split(", ")
         words["mask"], words["causal"] = "mask", "causal"
+        if alibi and position_bias is not None:  # the keys include those in the cache
+            slopes = f"{ast.unparse(position_bias)}[None, :, None, None]"
+            words["bias"] = f"{slopes} * jnp.arange({key}.shape[1])"
     elif mask_text != "None":
         words["mask"] = mask_text
     scale, rate = keyword(node, "scaling"), keyword(node, "dropout")
@@ -866,6 +891,8 @@ def lift_mask(scope: Scope, visitor: Visitor, node: ast.Call) -> ast.expr | None
     for word in node.keywords:
         if word.arg is None and dotted(word.value) in scope.translator.mask_arguments:
             mask = scope.translator.mask_arguments[dotted(word.value)]
+    if scope.is_vision and is_none(mask):  # all patches of all images are visible
+        return ast.Constant(None)
     text = "attention_mask" if mask is None else ast.unparse(visitor.visit(mask))
     classes = scope.translator.file.classes.values()
     if not any(o.kind == "attention" for o in classes):

@@ -99,6 +99,7 @@ class Scope:
         outputs: Name of the variable with the output of the base model or encoder, if any.
         runs_layers: Whether the method runs layers with `nn.run_layers`.
         ties_last: Whether the last element of `hidden_states` is `last_hidden_state`.
+        is_vision: Whether the class is a model whose only inputs are images.
         masks: Local variables that hold a function that creates masks, with the name of the
             function. The name `""` means that the configuration chooses between full causal
             attention and a sliding window.
@@ -112,6 +113,7 @@ class Scope:
     outputs: str = ""
     runs_layers: bool = False
     ties_last: bool = True
+    is_vision: bool = False
     masks: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

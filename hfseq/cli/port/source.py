@@ -10,7 +10,9 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from hfseq.cli.port.file_names import split_weights
 from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
+from hfseq.cli.port.modernize import join_projections, modernize
 from hfseq.cli.port.syntax import (
     calls,
     dotted,
@@ -363,6 +365,11 @@ class SourceFile:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         _Choices(tree).visit(tree)
         _OwnGradients(tree).visit(tree)
+        modernize(tree)
+        for name in task_classes(model_type).values():
+            for source, names in split_weights(model_type, name):
+                join_projections(tree, source, names)
+            break  # the base model
         nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         abstract = [node.name for node in nodes if node.name.endswith("PreTrainedModel")]
         if not abstract:

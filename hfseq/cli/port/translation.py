@@ -52,6 +52,7 @@ from hfseq.cli.port.syntax import (
     dotted,
     expression,
     names_read,
+    names_written,
     own_attribute,
     parameters,
     replace,
@@ -165,7 +166,9 @@ class Translator:
     def _scan_file(self) -> None:
         for owner in self.file.classes.values():
             for method in owner.methods.values():
-                for node in ast.walk(method):
+                function = copy.deepcopy(method)
+                lifting.remove_layerdrop(function)
+                for node in ast.walk(function):
                     self._scan_node(owner, node)
 
     def _scan_node(self, owner: SourceClass, node: ast.AST) -> None:
@@ -360,6 +363,9 @@ class Translator:
             constants |= dict.fromkeys(lifting.unpassed_states(owner))
         if not scope.is_model:
             constants["output_attentions"] = True
+        elif names[:1] == ["pixel_values"] and "pixel_attention_mask" not in names:
+            constants |= {n: None for n in names if n == "attention_mask"}
+            scope.is_vision = "input_ids" not in names
         lifting.remove_layerdrop(function)
         body = fold(function.body, constants, self.file.tests)
         if owner.kind == "attention" and name == "forward":
@@ -391,15 +397,21 @@ class Translator:
         They are added only if the submodules of the model compute default positions in a known way.
         """
         text = "\n".join(ast.unparse(line) for line in lines)
+        if "num_choices" in text and "input_ids = input_ids.reshape(" in text:
+            return self._flat_choices(names, lines)
         if "segment_ids" not in names_read(lines) or "positions_in_segments" in text:
             return lines
         if "position_ids" not in names:
             return lines
+        parts = scope.own.parts.values()
+        if any(isinstance(part, SourceClass) and part.kind == "model" for part in parts):
+            return lines  # the base model computes the positions
         classes = self.file.classes.values()
+        counts_mask = r"position_ids = \(position_ids \* \w*attention_mask - 1\)"
         if "create_position_ids_from_input_ids" in self.file.path.read_text(encoding="utf-8"):
             scope.ported.attributes.setdefault("pad_token_id", "config.pad_token_id")
             offset = " + self.pad_token_id + 1"
-        elif any(_counts_positions(owner) for owner in classes):
+        elif any(_counts_positions(owner) for owner in classes) or re.search(counts_mask, text):
             offset = ""
         else:  # it is not known which positions the documents of a packed row must have
             return [replace(line, {"segment_ids": "None"}) for line in lines]  # type: ignore[misc]
@@ -408,6 +420,24 @@ class Translator:
             f"    position_ids = nn.positions_in_segments(segment_ids){offset}"
         )
         return [check, *lines]
+
+    def _flat_choices(self, names: Sequence[str], lines: list[ast.stmt]) -> list[ast.stmt]:
+        """Adds the reshape of inputs that only hfseq passes to a multiple choice head."""
+        written, result = names_written(lines), list(lines)
+        for item in lines:
+            if isinstance(item, ast.Assign) and "input_ids = input_ids." in ast.unparse(item):
+                position = result.index(item)
+        others = [n for n in ("position_ids", "segment_ids") if n in names_read(lines)]
+        for name in others:
+            if (
+                name not in written
+                and f"flat_{name}" not in written
+                and (name in names or name == "segment_ids")
+            ):
+                flat = f"{name}.reshape(-1, {name}.shape[-1])"
+                text = f"{name} = {flat} if {name} is not None else None"
+                result.insert(position + 1, statement(text))
+        return result
 
     def _guard_each(
         self,
@@ -493,6 +523,12 @@ class Translator:
             isinstance(value, ast.Constant) or dotted(value) in inputs or not dotted(value)
             for value in passed.values()
         )
+
+    def _base_arguments(self, owner: SourceClass) -> list[str]:
+        """Returns the arguments of the base model to which a head passes all of its arguments."""
+        parts = [part for part in owner.parts.values() if isinstance(part, SourceClass)]
+        models = [self.port(part) for part in parts if part.kind == "model"]
+        return list(models[0].arguments) if models else []
 
     def _configuration(self, scope: Scope, body: list[ast.stmt]) -> list[ast.stmt]:
         """Replaces reads of the configuration with reads of attributes of the module."""
@@ -676,6 +712,7 @@ class Translator:
         if name in self.helpers:
             return self.helpers[name]
         function = copy.deepcopy(self.file.functions[name])
+        self._rename_reserved(function)
         self.helpers[name] = function
         node = ast.ClassDef(name, [], [], [function], [], type_params=[])  # type: ignore[call-arg]
         node.lineno = function.lineno
@@ -745,7 +782,7 @@ class Translator:
         skipped = {*absent_arguments(names), *self.file.absent, *IMPLICIT_ARGUMENTS}
         arguments = [name for name in names if name not in skipped and name in read]
         if forward and scope.is_model:
-            public = ("attention_mask", "position_ids")
+            public = () if scope.is_vision else ("attention_mask", "position_ids")
             arguments = [n for n in names if n not in skipped and (n in read or n in public)]
             if self.heads_generate and "position_ids" not in names:
                 arguments.append("position_ids")  # generation passes position IDs to all decoders
@@ -761,6 +798,8 @@ class Translator:
             required = ("rngs", "output_attentions", "output_hidden_states")
             implicit = [n for n in IMPLICIT_ARGUMENTS if n in (*implicit, *required)]
         result = [*arguments, *implicit]
+        if forward and self._whole[owner.name]:
+            result = self._base_arguments(owner) or result
         if forward:
             scope.ported.arguments = result
         else:

@@ -15,19 +15,18 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from hfseq.cli.port.annotations import Annotator
+from hfseq.cli.port.constructors import initial_deviation
 from hfseq.cli.port.families import HEADS, Difference, adapted_class
-from hfseq.cli.port.lifting import extends_cache, is_cached
-from hfseq.cli.port.scope import Marker, PortedClass, Translator
+from hfseq.cli.port.scope import Marker, Translator
+from hfseq.cli.port.sharding_rules import planned_rules, sharding_rules
+from hfseq.cli.port.simplify import simplify
 from hfseq.cli.port.source import SourceClass
 from hfseq.cli.port.syntax import parameters
 from hfseq.modeling.base import MEDIA_INPUTS
 
 LINE_LENGTH = 100
 
-_CALL = """
-    def __call__(self, input_ids, *args, **kwargs):
-        outputs = self.{prefix}(input_ids, *args, **kwargs)
-"""
 #: Heads that Transformers defines once for all decoders, in `modeling_layers`. The values are the
 #: name and the text of the class in the port.
 GENERIC_HEADS: dict[str, tuple[str, str]] = {
@@ -37,13 +36,18 @@ GENERIC_HEADS: dict[str, tuple[str, str]] = {
 class SequenceClassifier(nnx.Module):
     """Sequence classification or regression, from the last token that is not padding."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: {config}, rngs: nnx.Rngs):
         init = nn.normal({std})
         self.pad_token_id = config.pad_token_id
         self.{prefix} = {base}(config, rngs)
         self.score = nn.Linear(config.hidden_size, config.num_labels, init, rngs, use_bias=False)
 
-    def __call__(self, input_ids, *args, **kwargs):  # (batch, length)
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        *args: Any,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
         outputs = self.{prefix}(input_ids, *args, **kwargs)
         columns = jnp.arange(input_ids.shape[1])
         last_token = jnp.argmax(jnp.where(input_ids != self.pad_token_id, columns, 0), axis=-1)
@@ -61,14 +65,16 @@ class SequenceClassifier(nnx.Module):
 class TokenClassifier(nnx.Module):
     """Classification of each token."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: {config}, rngs: nnx.Rngs):
         init = nn.normal({std})
         self.{prefix} = {base}(config, rngs)
         rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
         self.score = nn.Linear(config.hidden_size, config.num_labels, init, rngs)
 
-    def __call__(self, *args, rngs=None, **kwargs):
+    def __call__(
+        self, *args: Any, rngs: Keys | None = None, **kwargs: Any
+    ) -> out.FlaxModelOutput:
         outputs = self.{prefix}(*args, rngs=rngs, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.score(self.dropout(outputs.last_hidden_state, rngs)),
@@ -83,12 +89,12 @@ class TokenClassifier(nnx.Module):
 class QuestionAnswerer(nnx.Module):
     """Logits of the first and the last token of the answer."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: {config}, rngs: nnx.Rngs):
         init = nn.normal({std})
         self.{prefix} = {base}(config, rngs)
         self.qa_outputs = nn.Linear(config.hidden_size, 2, init, rngs)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         outputs = self.{prefix}(*args, **kwargs)
         start_logits, end_logits = jnp.unstack(self.qa_outputs(outputs.last_hidden_state), axis=-1)
         return out.FlaxQuestionAnsweringModelOutput(
@@ -99,18 +105,6 @@ class QuestionAnswerer(nnx.Module):
         )
 ''',
     ),
-}
-#: Shapes of arguments, for the comments in the port.
-SHAPES = {
-    "input_ids": "(batch, length)",
-    "attention_mask": "(batch, length)",
-    "token_type_ids": "(batch, length)",
-    "position_ids": "(batch, length)",
-    "segment_ids": "(batch, length)",
-    "pixel_values": "(batch, channels, height, width)",
-    "input_values": "(batch, samples)",
-    "input_features": "(batch, features, frames)",
-    "hidden_states": "(batch, length, hidden)",
 }
 
 
@@ -133,23 +127,29 @@ def write(
     base = translator.ports[heads["Model"].name]
     prefix = str(file.abstract.literal("base_model_prefix", "model"))
     prefix = str(heads["Model"].literal("base_model_prefix", prefix))
-    blocks = [ast.unparse(node) for node in translator.constants.values()]
-    blocks += [_block(helper) for name, helper in translator.helpers.items() if name in used]
-    blocks += [_class_block(translator, port) for port in ported]
     modules = {name: translator.ports[owner.name].name for name, owner in heads.items()
                if owner.name in translator.ports}  # fmt: skip
+    definitions: list[ast.stmt] = list(translator.constants.values())
+    definitions += [helper for name, helper in translator.helpers.items() if name in used]
+    definitions += [port.node for port in ported if port.node is not None]
+    definitions = simplify(definitions, {*modules.values(), base.name})
+    annotator = Annotator(translator, definitions)
+    blocks = [annotator.write(node) for node in definitions]
+    generic_layers: list[str] = []
     for name, owner in heads.items():
         if owner.kind == "generic":
             own_prefix = str(owner.literal("base_model_prefix", "model"))
             module, text = GENERIC_HEADS[name]
-            std = (
-                "config.initializer_range" if translator.has_field("initializer_range") else "0.02"
+            std, config = initial_deviation(translator), translator.config_name
+            blocks.append(
+                text.strip().format(prefix=own_prefix, base=base.name, std=std, config=config)
             )
-            blocks.append(text.strip().format(prefix=own_prefix, base=base.name, std=std))
             modules[name] = module
+            generic_layers.append("qa_outputs" if name == "ForQuestionAnswering" else "score")
     flax_names = {name: f"Flax{owner.name}" for name, owner in heads.items()}
     blocks += _model_classes(translator, heads, modules, flax_names, prefix, used)
-    blocks.append(_rules(translator))
+    plan = getattr(translator.config_class, "base_model_tp_plan", None) or {}
+    blocks.append(sharding_rules(definitions, plan, list(dict.fromkeys(generic_layers))))
     blocks.append(_hook(translator, flax_names))
     if markers:
         blocks += ["\n".join(translator.missing)] if translator.missing else []
@@ -177,14 +177,16 @@ def write_difference(
     """
     model_type, title = translator.file.model_type, difference.title
     base = translator.ports[heads["Model"].name].name
-    blocks = [
-        _block(helper) for name, helper in translator.helpers.items() if name in difference.parts
+    helpers: list[ast.stmt] = [
+        helper for name, helper in translator.helpers.items() if name in difference.parts
     ]
-    blocks += [
-        _class_block(translator, adapted_class(port))
-        for port in translator.order
-        if port.source.name in difference.parts
+    ports = [
+        adapted_class(port) for port in translator.order if port.source.name in difference.parts
     ]
+    definitions = [*helpers, *(port.node for port in ports if port.node is not None)]
+    annotator = Annotator(translator, definitions)
+    blocks = [annotator.write(helper) for helper in helpers]
+    blocks += [annotator.write_class(port.node, port) for port in ports if port.node is not None]
     constants = [ast.unparse(node) for name, node in translator.constants.items()
                  if any(re.search(rf"\b{name}\b", block) for block in blocks)]  # fmt: skip
     blocks[:0] = constants
@@ -236,7 +238,7 @@ def write_difference(
 def _rules_outside_family(translator: Translator) -> list[tuple[str, str]]:
     """Returns the sharding rules of the configuration that the family's rules do not contain."""
     family = importlib.import_module("hfseq_plugins.decoder.sharding").RULES
-    rules = [rule for rule in _rule_list(translator) if rule not in _COMMON_RULES]
+    rules = planned_rules(getattr(translator.config_class, "base_model_tp_plan", None) or {})
     paths = {path: [path.replace("$", "")] for path, _ in rules}
     for path in paths:
         if match := re.fullmatch(r"(.*)\((.*)\)(.*)\$", path):
@@ -270,94 +272,6 @@ def undefined_names(text: str) -> set[str]:
     return missing
 
 
-def _block(node: ast.AST) -> str:
-    text = ast.unparse(ast.fix_missing_locations(node))
-    return re.sub(r"^( *return) \((.*)\)$", _without_parentheses, text, flags=re.MULTILINE)
-
-
-def _without_parentheses(match: re.Match[str]) -> str:
-    """Returns `return a, b` for `return (a, b)`."""
-    value = ast.parse(f"({match[2]})", mode="eval").body if _parses(match[2]) else None
-    if isinstance(value, ast.Tuple) and value.elts:
-        return f"{match[1]} {match[2]}"
-    return match[0]
-
-
-def _parses(text: str) -> bool:
-    try:
-        ast.parse(text, mode="eval")
-    except SyntaxError:
-        return False
-    return True
-
-
-def _class_block(translator: Translator, port: PortedClass) -> str:
-    """Returns the text of a class with a docstring and with comments that give the input shapes."""
-    assert port.node is not None
-    lines = _block(port.node).split("\n")
-    docstring = describe(translator, port)
-    if docstring:
-        lines[1:1] = [f'    """{docstring}"""', ""]
-    for number, line in enumerate(lines):
-        if line.startswith("    def __call__(") and "*args" not in line:
-            lines[number] = _call_signature(port, line)
-    return "\n".join(lines)
-
-
-def _call_signature(port: PortedClass, line: str) -> str:
-    match = re.fullmatch(r"    def __call__\((.*)\):", line)
-    if match is None:
-        return line
-    arguments = match[1].split(", ")
-    names = [argument.split("=")[0] for argument in arguments]
-    shapes = dict(SHAPES)
-    if port.source.kind != "model":
-        shapes.pop("attention_mask")
-    shape_names = [name for name in names if name in shapes]
-    first = names[1] if len(names) > 1 else ""
-    if not shape_names:
-        return line
-    if shape_names == [first]:
-        commented = f"{line}  # {shapes[first]}"
-        if len(commented) <= LINE_LENGTH:
-            return commented
-    lines = ["    def __call__("]
-    for name, argument in zip(names, arguments, strict=True):
-        comment = f"  # {shapes[name]}" if name in shapes else ""
-        lines.append(f"        {argument},{comment}")
-    return "\n".join([*lines, "    ):"])
-
-
-def describe(translator: Translator, port: PortedClass) -> str:
-    """Returns a docstring for a class, or `""` if there is none for this kind of class."""
-    owner = port.source
-    task = next((task for task, head in translator.file.heads().items() if head is owner), "")
-    if task == "Model":
-        return f"{translator.file.prefix} without a head."
-    if task == "ForCausalLM":
-        return "The decoder with a language modeling head, which may be tied to the embeddings."
-    if task == "ForMaskedLM":
-        return "The encoder with a masked language modeling head."
-    if owner.kind == "attention" or extends_cache(owner):
-        if not is_cached(owner) and not extends_cache(owner):
-            return "Multi-head self-attention."
-        if "num_key_value_heads" in owner.text:
-            return "Grouped-query attention, in which several query heads share a key-value head."
-        return "Causal multi-head attention with a key-value cache."
-    if owner.kind == "layer":
-        return "One layer: attention and feed-forward block with their norms and residuals."
-    endings = {
-        "Experts": "The feed-forward blocks of all experts.",
-        "MLP": "The feed-forward block of a layer.",
-        "Router": "Chooses the experts of each token.",
-        "MoeBlock": "Routes each token to the experts that the router chooses.",
-        "MoE": "Routes each token to the experts that the router chooses.",
-        "Embeddings": "The input embeddings.",
-        "Pooler": "The representation of a whole sequence.",
-    }
-    return next((text for ending, text in endings.items() if port.name.endswith(ending)), "")
-
-
 def _model_classes(
     translator: Translator,
     heads: Mapping[str, SourceClass],
@@ -377,6 +291,8 @@ def _model_classes(
         parent = "FlaxSeq2SeqPreTrainedModel"
     lines = [
         f"class {base_name}({parent}):",
+        f'    """{translator.file.prefix} without a head."""',
+        "",
         f"    config_class, module_class, base_model_prefix = {config}, {modules['Model']}, "
         f'"{prefix}"',
     ]
@@ -424,6 +340,7 @@ def _model_classes(
             if translator.is_pair:
                 mixin = "Seq2SeqGeneration, "
             text = f"class {flax_names[name]}({mixin}{base_name}):\n"
+            text += f'    """{translator.file.prefix} for {_task_name(name)}."""\n\n'
             text += f"    module_class = {modules[name]}"
             if translator.is_pair:
                 tied = {f"{prefix}.{key}": f"{prefix}.{aliases[key]}" for key in aliases}
@@ -441,13 +358,26 @@ def _model_classes(
     return blocks
 
 
+def _task_name(head: str) -> str:
+    """Returns the words of a head, such as "causal language modeling" for `ForCausalLM`."""
+    names = {
+        "ForCausalLM": "causal language modeling",
+        "ForMaskedLM": "masked language modeling",
+        "ForPreTraining": "pre-training",
+        "ForCTC": "speech recognition with CTC",
+    }
+    words = re.findall(r"[A-Z][a-z]+|[A-Z]+(?![a-z])", head.removeprefix("For"))
+    spelled = " ".join(word if word.isupper() and len(word) > 1 else word.lower() for word in words)
+    return names.get(head, spelled)
+
+
 def _call_of_model(names: Sequence[str]) -> list[str]:
     """Returns the lines of a method `__call__` whose inputs are not token IDs."""
-    defaults = ", ".join(f"{name}=None" for name in names)
+    defaults = ", ".join(f"{name}: Any = None" for name in names)
     passed = ", ".join(f"{name}={name}" for name in names)
     return [
         "",
-        f"    def __call__(self, {defaults}, **others):",
+        f"    def __call__(self, {defaults}, **others: Any) -> Any:",
         f"        return super().__call__({passed}, **others)",
         "",
     ]
@@ -485,57 +415,12 @@ def _stored_collections(translator: Translator) -> list[str]:
     return [f"    stored_collections = {collections!r}"] if collections else []
 
 
-_TACTICS = {
-    "colwise": "column",
-    "colwise_gather_output": "column",
-    "rowwise": "row",
-    "rowwise_split_input": "row",
-}
-
-
-#: Sharding rules that every port has.
-_COMMON_RULES = [
-    (r"(embed_tokens|word_embeddings|wte)/embedding$", "embedding"),
-    (r"lm_head/kernel$", "vocab_column"),
-]
-
-
-def _rules(translator: Translator) -> str:
-    """Returns the text of the sharding rules."""
-    rules = [*_rule_list(translator), (r".*", "vector")]
-    lines = "".join(f'    (r"{path}", "{tactic}"),\n' for path, tactic in rules)
-    return f"RULES = [\n{lines}]"
-
-
-def _rule_list(translator: Translator) -> list[tuple[str, str]]:
-    """Returns the sharding rules, which follow the tensor parallelism plan of the configuration."""
-    plan = getattr(translator.config_class, "base_model_tp_plan", None) or {}
-    rules: list[tuple[str, str]] = [*_COMMON_RULES]
-    grouped: dict[str, dict[str, list[str]]] = {}
-    for pattern, style in plan.items():
-        tactic = _TACTICS.get(style)
-        *parents, leaf = re.sub(r"^layers\.\*\.", "", pattern).split(".")
-        if tactic is not None and "*" not in pattern.replace("layers.*.", ""):
-            grouped.setdefault(tactic, {}).setdefault("/".join(parents), []).append(leaf)
-        elif style in ("packed_colwise", "grouped_gemm") or "experts" in pattern:
-            path = r"experts/(gate_up_proj|down_proj)$"
-            if (path, "row_table") not in rules and "experts" in pattern:
-                rules.append((path, "row_table"))
-    for tactic, by_parent in grouped.items():
-        for parent, leaves in by_parent.items():
-            names = leaves[0] if len(leaves) == 1 else f"({'|'.join(leaves)})"
-            path = f"{parent}/{names}" if parent else names
-            rules.append((rf"{path}/kernel$", tactic))
-            if tactic == "column":
-                rules.append((rf"{path}/bias$", "column_bias"))
-    return rules
-
-
 def _hook(translator: Translator, flax_names: Mapping[str, str], rules: str = "RULES") -> str:
     heads = "".join(f'        "{name}": {flax},\n' for name, flax in flax_names.items())
     return (
         "@hookimpl\n"
-        "def register_architectures(register):\n"
+        "def register_architectures(register: RegisterArchitecture) -> None:\n"
+        f'    """Registers {translator.file.prefix} and its heads."""\n'
         f"    heads = {{\n{heads}    }}\n"
         f'    register("{translator.file.model_type}", config={translator.config_name}, '
         f"heads=heads, sharding={rules})"
@@ -552,6 +437,8 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
     for name in ("dataclasses", "math"):
         if reads(rf"{name}\."):
             groups[0].append(f"import {name}")
+    if reads("functools"):
+        groups[0].append("import functools")
     if reads("partial"):
         groups[0].append("from functools import partial")
     if reads("Any"):
@@ -565,7 +452,7 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
     if reads(r"nnx\.") or not reads("decoder"):
         groups[1].append("from flax import nnx")
     groups[1].append(f"from {_config_module(translator)} import {translator.config_name}")
-    names = [n for n in ("FlaxPreTrainedModel",) if reads(n)]
+    names = [n for n in ("FlaxPreTrainedModel", "RegisterArchitecture") if reads(n)]
     names += ["hookimpl", *(["nn"] if reads(r"nn\.") or not reads("decoder") else [])]
     groups[2].append(f"from hfseq import {', '.join(names)}")
     if reads("UsageError"):
@@ -577,10 +464,14 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
     modeling = [n for n in names if reads(n) and f"def {n}" not in body]
     if modeling:
         groups[2].append(f"from hfseq.modeling import {', '.join(modeling)}")
+    if reads("Keys"):
+        groups[2].append("from hfseq.nn import Keys")
     if reads(r"F\."):
         groups[2].append("from hfseq.nn import functional as F")
     if reads(r"out\."):
         groups[2].append("from hfseq.nn import outputs as out")
+    if reads("Mask"):
+        groups[2].append("from hfseq.nn.visible import Mask")
     if has_markers:
         groups[2].append("from hfseq.plugins import NotTranslated, refuse_untranslated")
     if reads(r"decoder\."):
@@ -588,6 +479,7 @@ def _imports(translator: Translator, body: str, has_markers: bool) -> str:
         if reads("FAMILY_OPTIONS"):
             groups[2].append("from hfseq_plugins.decoder.options import FAMILY_OPTIONS")
         groups[2].append("from hfseq_plugins.decoder.sharding import RULES as FAMILY_RULES")
+    groups.insert(0, ["from __future__ import annotations"])
     return "\n\n".join("\n".join(group) for group in groups if group)
 
 
