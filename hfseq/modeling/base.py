@@ -836,7 +836,10 @@ class FlaxModel(FlaxGenerationMixin):
     def _inputs(
         self, inputs: dict[str, Any], flags: dict[str, bool], method: str, has_cache: bool
     ) -> dict[str, Any]:
-        accepted, owner = self._accepted[method], type(self).__name__
+        owner = type(self).__name__
+        if method not in self._accepted:
+            raise UsageError(f"{owner} does not support {method}(): call the model itself")
+        accepted = self._accepted[method]
         module_inputs: dict[str, Any] = {}
         for name, value in inputs.items():
             if value is None:

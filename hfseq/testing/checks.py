@@ -364,6 +364,8 @@ def _source_and_target(
         encoder, and a function that decodes the next tokens with a cache.
     """
     model, mask = case.model, case.source.get("attention_mask")
+    if not hasattr(model.module_class, "encode"):
+        raise Skipped("the model has no encode() and decode()")
 
     @jit
     def begin(params: Params) -> tuple[Any, Cache]:
