@@ -136,8 +136,8 @@ def read(weight: QuantizedWeight, settings: Mapping[str, Any]) -> Tensor:
         shape, codes = _packed_fp4(weight)
     else:
         raise weight.error(
-            f"the format of its group in config_groups is {name!r} (supported: "
-            f"{', '.join(FORMATS)})"
+            f"config_groups in the configuration selects the format {name!r}, which is not "
+            f"supported (supported: {', '.join(FORMATS)})"
         )
     blocks = _block_sizes(weight, options, shape)
     grid = tuple(ceil_divide(size, block) for size, block in zip(shape, blocks, strict=True))

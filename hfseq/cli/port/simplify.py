@@ -1487,10 +1487,15 @@ class Parameters:
 
 
 def _use_default(function: ast.FunctionDef, name: str) -> bool:
-    """Replaces `if name is None: name = value`, for a parameter that no call passes, by its body.
+    """Replaces the statement `if name is None: name = value` with the assignment.
+
+    Args:
+        function: The function.
+        name: A parameter of the function that no call passes.
 
     Returns:
-        Whether the function has this statement, and no earlier one that reads the parameter.
+        Whether the statement was replaced. It is not replaced if an earlier statement reads the
+        parameter.
     """
     for number, item in enumerate(function.body):
         if isinstance(item, ast.If) and ast.unparse(item.test) == f"{name} is None":
