@@ -118,7 +118,7 @@ def test_adapters_of_hfseq_are_read_by_peft(tmp_path, name, targets):
     reference = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert_close(model, reference, inputs)
     plain = output(model_class.from_pretrained(tmp_path / "base"), inputs)
-    assert np.abs(output(model, inputs) - plain).max() > 1e-2
+    assert np.abs(output(model, inputs) - plain).max() > 1e-3
 
 
 CASES = {

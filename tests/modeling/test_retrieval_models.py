@@ -128,7 +128,7 @@ def test_unknown_modules_kinds_and_missing_files_are_refused(saved, bert, tmp_pa
             hfseq.RetrievalModel.from_pretrained(file.parent)
     shutil.copytree(saved["multi"], tmp_path / "dense")
     (tmp_path / "dense/1_Dense/model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"1_Dense has no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"1_Dense.* has no model\.safetensors"):
         hfseq.RetrievalModel.from_pretrained(tmp_path / "dense")
 
 
@@ -152,14 +152,14 @@ def test_duplicate_keys_are_refused(saved, tmp_path, name, file):
 
 INVALID = {
     "bi": [
-        (lambda m: m.encode("a", truncate_dim=33), "truncate_dim .*32, not 33"),
+        (lambda m: m.encode("a", truncate_dim=33), "truncate_dim .*32.* not 33"),
         (lambda m: m.encode(["a"], precision="int4"), "precision 'int4'.*int8"),
         (lambda m: m.encode("a", precision="int8"), "at least two vectors"),
         (lambda m: m.encode("a", prompt_name="passage"), "prompt_name 'passage'.*query"),
         (lambda m: m.encode("a", output_value="tokens"), "output_value 'tokens'"),
         (lambda m: m.encode(["a", 1]), "sentence 2 must be a text, not 1"),
         (lambda m: m.similarity(np.ones((1, 3)), np.ones((1, 4))), "3 and 4 features"),
-        (lambda m: m.similarity_pairwise(np.ones((1, 3)), np.ones((2, 3))), "1 and 2 vectors"),
+        (lambda m: m.similarity_pairwise(np.ones((1, 3)), np.ones((2, 3))), "number of vectors, not 1 and 2"),
     ],
     "cross": [
         (lambda m: m.predict(["a", "b", "c"]), "pair 1 must be a pair"),
@@ -219,7 +219,7 @@ def test_query_expansion_beyond_the_limit_of_the_model_is_rejected(bert):
         model.config.dense, query_expansion=sentence.QueryExpansion(500)
     )
     encoder = hfseq.MultiVectorEncoder(model.model, model.tokenizer, config)
-    with pytest.raises(UsageError, match="500 tokens, but the limit of the model is 130"):
+    with pytest.raises(UsageError, match="500 tokens, .* 130"):
         encoder.encode_query(["a"])
 
 

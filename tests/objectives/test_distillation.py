@@ -78,7 +78,7 @@ def test_a_teacher_with_other_tokens_is_refused(folder, tmp_path):
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<extra>"])
-    with pytest.raises(UsageError, match="1 tokens differ, .*'<extra>' .only student"):
+    with pytest.raises(UsageError, match="1 tokens .*'<extra>' .only student"):
         distilled(tokenizer, folder)
     with pytest.raises(UsageError, match="tokenizer of --teacher .*nowhere"):
         distilled(tokenizer, tmp_path / "nowhere")

@@ -62,7 +62,7 @@ def test_the_direction_follows_from_the_checkpoint_and_the_wish(
             {"target_lang": "es"},
             ("'m' does not define languages", "--target_lang es"),
         ),
-        (OWN, NOTHING, {"source_lang": "es"}, ("--source_lang es", "it has en -> es")),
+        (OWN, NOTHING, {"source_lang": "es"}, ("--source_lang es", "supports en -> es")),
         (T5, NOTHING, {}, ("several languages", "en -> de, en -> fr", "--source_prefix")),
         (T5, NOTHING, {"target_lang": "ro"}, ("does not support --target_lang ro", "en -> fr")),
         (T5, NOTHING, {"source_lang": "en"}, ("(--source_lang en matches 2)",)),

@@ -122,7 +122,8 @@ def test_key_heads_that_do_not_divide_query_heads_raise():
 
 @pytest.mark.parametrize("window", first([3, 50], 50))
 def test_window_larger_than_cache_sees_whole_cache(window):
-    model = build("mistral", sliding_window=window, num_hidden_layers=1)
+    config = configuration("mistral", sliding_window=window, num_hidden_layers=1)
+    model = hfseq.FlaxMistralForCausalLM(config)
     ids = np.random.default_rng(0).integers(3, 60, (2, 8))
     expected = model(ids).logits
     cache, parts, mask = model.init_cache(2, 8), [], np.ones((2, 8), int)

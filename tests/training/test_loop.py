@@ -452,7 +452,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"report_to": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"attn_implementation": "flsh"}, "unknown attention"),
         ({"metric_for_best_model": "bleu"}, "--metric_for_best_model .*bleu: .*eval_loss"),
-        ({"profile": "ten"}, "--profile ten: .*first-last"),
+        ({"profile": "ten"}, "--profile ten .*first-last"),
     ],
 )
 def test_usage_errors_name_the_value_and_a_fix(train, changes, message):

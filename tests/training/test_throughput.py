@@ -98,5 +98,5 @@ def test_devices_of_a_cpu_share_its_cores_and_processes_add_up(monkeypatch, capl
     with caplog.at_level("INFO"):
         assert throughput.peak_flops("float32") == 2 * 3e11
     assert "0.6 TFLOP/s: 0.3 TFLOP/s per process" in caplog.text
-    assert "measured matrix multiplication, times 2" in caplog.text
+    assert "measured matrix multiplication) times 2" in caplog.text
     assert throughput.peak_flops("float32", peak_tflops=0.5) == 1e12
