@@ -108,7 +108,7 @@ LIFTS = [
     ),
     (
         "hidden_states = apply_chunking_to_forward(self.chunk, 0, 1, hidden_states)",
-        "hidden_states = self.chunk(hidden_states)",
+        "hidden_states = self.dense(hidden_states)",
     ),
     (
         "if token_type_ids is None:\n"
