@@ -159,7 +159,10 @@ INVALID = {
         (lambda m: m.encode("a", output_value="tokens"), "output_value 'tokens'"),
         (lambda m: m.encode(["a", 1]), "sentence 2 must be a text, not 1"),
         (lambda m: m.similarity(np.ones((1, 3)), np.ones((1, 4))), "3 and 4 features"),
-        (lambda m: m.similarity_pairwise(np.ones((1, 3)), np.ones((2, 3))), "number of vectors, not 1 and 2"),
+        (
+            lambda m: m.similarity_pairwise(np.ones((1, 3)), np.ones((2, 3))),
+            "number of vectors, not 1 and 2",
+        ),
     ],
     "cross": [
         (lambda m: m.predict(["a", "b", "c"]), "pair 1 must be a pair"),
