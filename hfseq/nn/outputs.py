@@ -310,3 +310,18 @@ FlaxWav2Vec2ForPreTrainingOutput = _output(
     "perplexity of the codebook. The contrastive loss uses the masked frames.",
     "projected_states projected_quantized_states codevector_perplexity hidden_states attentions",
 )
+
+
+def seq2seq_output(
+    decoder_outputs: FlaxModelOutput, encoder_outputs: FlaxModelOutput
+) -> FlaxModelOutput:
+    """Returns the outputs of decoder and encoder as one `FlaxSeq2SeqModelOutput`."""
+    return FlaxSeq2SeqModelOutput(
+        last_hidden_state=decoder_outputs.last_hidden_state,
+        decoder_hidden_states=decoder_outputs.hidden_states,
+        decoder_attentions=decoder_outputs.attentions,
+        cross_attentions=decoder_outputs.cross_attentions,
+        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+        encoder_hidden_states=encoder_outputs.hidden_states,
+        encoder_attentions=encoder_outputs.attentions,
+    )

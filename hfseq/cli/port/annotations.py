@@ -166,7 +166,7 @@ class Annotator:
             return f"tuple[{', '.join(['jax.Array'] * len(value.elts))}]"
         if isinstance(value, ast.Call):
             name = dotted(value.func)
-            if re.match(r"(out\.)?Flax\w+$", name):
+            if re.match(r"(out\.|Flax)\w+$", name):
                 return "out.FlaxModelOutput"
             attribute = own_attribute(value.func)
             if attribute:

@@ -61,15 +61,7 @@ def __call__(
         decoder_position_ids,
         {_FLAGS},
     )
-    return out.FlaxSeq2SeqModelOutput(
-        last_hidden_state=decoder_outputs.last_hidden_state,
-        decoder_hidden_states=decoder_outputs.hidden_states,
-        decoder_attentions=decoder_outputs.attentions,
-        cross_attentions=decoder_outputs.cross_attentions,
-        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-        encoder_hidden_states=encoder_outputs.hidden_states,
-        encoder_attentions=encoder_outputs.attentions,
-    )
+    return out.seq2seq_output(decoder_outputs, encoder_outputs)
 '''
 _HEAD = '''
 def encode(self, *args, **kwargs):

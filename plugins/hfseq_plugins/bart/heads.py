@@ -143,22 +143,7 @@ class BartModule(nnx.Module):
             decoder_segment_ids,
             **flags,
         )
-        return seq2seq_output(decoder_outputs, encoder_outputs)
-
-
-def seq2seq_output(
-    decoder_outputs: out.FlaxModelOutput, encoder_outputs: out.FlaxModelOutput
-) -> out.FlaxModelOutput:
-    """Returns the outputs of decoder and encoder as one `FlaxSeq2SeqModelOutput`."""
-    return out.FlaxSeq2SeqModelOutput(
-        last_hidden_state=decoder_outputs.last_hidden_state,
-        decoder_hidden_states=decoder_outputs.hidden_states,
-        decoder_attentions=decoder_outputs.attentions,
-        cross_attentions=decoder_outputs.cross_attentions,
-        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-        encoder_hidden_states=encoder_outputs.hidden_states,
-        encoder_attentions=encoder_outputs.attentions,
-    )
+        return out.seq2seq_output(decoder_outputs, encoder_outputs)
 
 
 def head_output(

@@ -211,7 +211,7 @@ class WhisperModule(nnx.Module):
             decoder_position_ids,
             **options,
         )
-        return heads.seq2seq_output(decoded, encoded)
+        return out.seq2seq_output(decoded, encoded)
 
 
 class ConditionalGeneration(heads.ModelWithHead):
