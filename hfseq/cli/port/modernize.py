@@ -18,6 +18,8 @@ from hfseq.cli.port.folding import ENCODER_INPUTS, ENCODER_TESTS, fold
 from hfseq.cli.port.syntax import (
     dotted,
     expression,
+    located,
+    method,
     names_read,
     names_written,
     statement,
@@ -36,7 +38,7 @@ def modernize(tree: ast.Module) -> None:
     changed: set[str] = set()
     rotates = False
     for node in classes.values():
-        forward = _method(node, "forward")
+        forward = method(node, "forward")
         if forward is not None and alibi_attention(node, forward):
             changed.add(node.name)
             _drop_alibi(classes.values())
@@ -46,14 +48,14 @@ def modernize(tree: ast.Module) -> None:
             rotates |= _shared_rotation(node, forward)
             changed.add(node.name)
     for node in classes.values():
-        forward = _method(node, "forward")
+        forward = method(node, "forward")
         if forward is not None and changed and node.name not in changed:
             if encoder_only:
                 forward.body = fold(forward.body, dict.fromkeys(ENCODER_INPUTS), ENCODER_TESTS)
             if unpack_results(node, forward, changed):
                 changed.add(node.name)
     for node in classes.values():
-        forward = _method(node, "forward")
+        forward = method(node, "forward")
         layer = "" if forward is None else collecting_loop(node, forward, classes, changed)
         if layer and not _is_layer(classes[layer]):
             classes[layer].bases = [expression("GradientCheckpointingLayer")]
@@ -73,7 +75,7 @@ def join_projections(tree: ast.Module, source: str, names: tuple[str, str]) -> N
         names: The names of the two projections in PyTorch.
     """
     for node in (item for item in tree.body if isinstance(item, ast.ClassDef)):
-        constructor, forward = _method(node, "__init__"), _method(node, "forward")
+        constructor, forward = method(node, "__init__"), method(node, "forward")
         if constructor is None or forward is None:
             continue
         made = [
@@ -103,7 +105,7 @@ def join_projections(tree: ast.Module, source: str, names: tuple[str, str]) -> N
             for name, short in zip(names, (first, second), strict=True):
                 text = text.replace(f"self.{name}({uses[0][1]})", short)
             forward.body[number : number + 1] = [
-                _located(statement(line), item) for line in (split, text)
+                located(statement(line), item) for line in (split, text)
             ]
             ast.fix_missing_locations(tree)
             break
@@ -111,11 +113,6 @@ def join_projections(tree: ast.Module, source: str, names: tuple[str, str]) -> N
 
 def _is_layer(node: ast.ClassDef) -> bool:
     return "GradientCheckpointingLayer" in [ast.unparse(base) for base in node.bases]
-
-
-def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
-    return next((item for item in methods if item.name == name), None)
 
 
 def attention_function(forward: ast.FunctionDef) -> bool:
@@ -179,10 +176,7 @@ def attention_function(forward: ast.FunctionDef) -> bool:
         )
         if "hidden_states" not in [arg.arg for arg in forward.args.args]:
             return False
-        for line in lines:
-            for inner in ast.walk(line):
-                ast.copy_location(inner, body[number])
-        body[number:position] = lines
+        body[number:position] = [located(line, body[number]) for line in lines]
         rename = {weights: _WEIGHTS} if weights != "_" else {}
         if _WEIGHTS not in names_read([forward]):
             _rename(forward, rename)
@@ -215,7 +209,7 @@ def alibi_attention(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
     Returns:
         Whether the method contains the pattern.
     """
-    constructor = _method(node, "__init__")
+    constructor = method(node, "__init__")
     texts = [ast.unparse(item) for item in forward.body]
     count = len(ast.parse(_ALIBI_ATTENTION).body)
     for start in range(len(texts) - count):
@@ -230,14 +224,12 @@ def alibi_attention(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
         "position_bias=nn.alibi_slopes(self.num_heads))\n"
         "context_layer = context_layer.reshape(hidden_states.shape)"
     )
-    for line in lines:
-        for inner in ast.walk(line):
-            ast.copy_location(inner, forward.body[start])
-    forward.body[start : start + count] = lines
+    first = forward.body[start]
+    forward.body[start : start + count] = [located(line, first) for line in lines]
     forward.args.args = [arg for arg in forward.args.args if arg.arg != "alibi"]
     _rename(forward, {"attention_probs": _WEIGHTS})
     constructor.body.append(ast.copy_location(statement("self.is_causal = True"), node))
-    reshape = _method(node, "_reshape")
+    reshape = method(node, "_reshape")
     if reshape is not None:
         _use_heads_last(forward, reshape, node)
     return True
@@ -245,9 +237,9 @@ def alibi_attention(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
 
 def _use_heads_last(forward: ast.FunctionDef, reshape: ast.FunctionDef, node: ast.ClassDef) -> None:
     """Inlines the method that splits the fused projection into heads."""
-    call = "query_layer, key_layer, value_layer = self._reshape(fused_qkv)"
+    call = r"\(?query_layer, key_layer, value_layer\)? = self\._reshape\(fused_qkv\)"
     for number, item in enumerate(forward.body):
-        if ast.unparse(item).replace("(query_layer, key_layer, value_layer)", call[:35]) == call:
+        if re.fullmatch(call, ast.unparse(item)):
             lines = [
                 line
                 for line in copy.deepcopy(reshape.body)
@@ -531,7 +523,7 @@ def _rotate_adjacent(tree: ast.Module) -> None:
         return
     angles = "(cos[:, :, None], sin[:, :, None])"
     line = statement(f"return nn.rotate(tensor, {angles}, interleaved=True)")
-    apply.body = [_located(line, apply)]
+    apply.body = [located(line, apply)]
     table = functions.get("create_sinusoidal_positions")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "forward":
@@ -540,7 +532,7 @@ def _rotate_adjacent(tree: ast.Module) -> None:
                     node.body[number : number + 1] = item.orelse
                     break
         if isinstance(node, ast.ClassDef) and table is not None and _text(table.body) == _TABLE:
-            forward = _method(node, "forward")
+            forward = method(node, "forward")
             match = re.search(
                 r"self\.embed_positions = nn\.Buffer\(create_sinusoidal_positions\("
                 r"([\w.]+), (self\.\w+)\), persistent=False\)",
@@ -552,22 +544,16 @@ def _rotate_adjacent(tree: ast.Module) -> None:
                     "angles = position_ids[..., None] * inv_freq\n"
                     "return (torch.sin(angles), torch.cos(angles))"
                 )
-                forward.body = [_located(item, forward) for item in lines]
-
-
-def _located(item: ast.stmt, node: ast.AST) -> ast.stmt:
-    for inner in ast.walk(item):
-        ast.copy_location(inner, node)
-    return item
+                forward.body = [located(item, forward) for item in lines]
 
 
 def _relative_positions(classes: Collection[ast.ClassDef]) -> None:
     """Uses `nn.relative_position_bias` for the relative positions of T5 and MPNet."""
     for node in classes:
         compute, bucket = (
-            _method(node, name) for name in ("compute_position_bias", "relative_position_bucket")
+            method(node, name) for name in ("compute_position_bias", "relative_position_bucket")
         )
-        forward = _method(node, "forward")
+        forward = method(node, "forward")
         if compute is None or bucket is None or forward is None:
             continue
         text = ast.unparse(bucket)
@@ -592,10 +578,10 @@ _ROTATION = "apply_rotary_position_embeddings"
 
 def _shared_rotation(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
     """Replaces the rotation of adjacent features by one method with `nn.rotate`."""
-    method = _method(node, _ROTATION)
-    if method is None or ".chunk(2, dim=-1)" not in ast.unparse(method):
+    rotation = method(node, _ROTATION)
+    if rotation is None or ".chunk(2, dim=-1)" not in ast.unparse(rotation):
         return False
-    if "[-query_layer[..., 1::2], query_layer[..., ::2]]" not in ast.unparse(method):
+    if "[-query_layer[..., 1::2], query_layer[..., ::2]]" not in ast.unparse(rotation):
         return False
 
     class Rotate(ast.NodeTransformer):
@@ -616,7 +602,7 @@ def _shared_rotation(node: ast.ClassDef, forward: ast.FunctionDef) -> bool:
             ]
 
     Rotate().visit(forward)
-    node.body.remove(method)
+    node.body.remove(rotation)
     return True
 
 
@@ -629,7 +615,4 @@ def _angles(item: ast.stmt) -> list[ast.stmt]:
         f"sin, cos = torch.chunk({ast.unparse(value)}, 2, dim=-1)\n"
         "sinusoidal_pos = (cos[None, :, None], sin[None, :, None])"
     )
-    for line in lines:
-        for inner in ast.walk(line):
-            ast.copy_location(inner, item)
-    return lines
+    return [located(line, item) for line in lines]

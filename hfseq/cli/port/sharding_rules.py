@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hfseq.cli.port.syntax import dotted, own_attribute
+from hfseq.cli.port.syntax import dotted, method, own_attribute
 
 #: The rule of each style of Transformers' tensor parallelism plans.
 _STYLES = {
@@ -50,7 +50,7 @@ def _layers(classes: Mapping[str, ast.ClassDef]) -> Iterator[_Parameter]:
                         name = own_attribute(item.targets[0])
                         attributes.setdefault(dotted(inner.func), set()).add(name)
     for node in classes.values():
-        constructor = next((i for i in node.body if getattr(i, "name", "") == "__init__"), None)
+        constructor = method(node, "__init__")
         for item in ast.walk(constructor) if constructor else ():
             if not isinstance(item, ast.Assign):
                 continue

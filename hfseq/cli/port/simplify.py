@@ -14,10 +14,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from hfseq.cli.port.syntax import (
+    argument,
     default_values,
     dotted,
     expression,
     is_none,
+    method,
     names_read,
     names_written,
     own_attribute,
@@ -870,22 +872,22 @@ def _inline_wrappers(body: list[ast.stmt]) -> None:
             continue
         methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
         call = methods.get("__call__")
-        for name, method in list(methods.items()):
-            if call is None or not re.search(r"chunk$|^_?reshape$", name) or method.decorator_list:
+        for name, wrapper in list(methods.items()):
+            if call is None or not re.search(r"chunk$|^_?reshape$", name) or wrapper.decorator_list:
                 continue
-            if _inline(call, name, method):
-                node.body.remove(method)
+            if _inline(call, name, wrapper):
+                node.body.remove(wrapper)
 
 
-def _inline(call: ast.FunctionDef, name: str, method: ast.FunctionDef) -> bool:
+def _inline(call: ast.FunctionDef, name: str, wrapper: ast.FunctionDef) -> bool:
     """Replaces the statement of a function that calls a method by the method's statements."""
     calls = [
         node
         for node in ast.walk(call)
         if isinstance(node, ast.Attribute) and dotted(node) == f"self.{name}"
     ]
-    returns = [node for node in ast.walk(method) if isinstance(node, ast.Return)]
-    last = method.body[-1]
+    returns = [node for node in ast.walk(wrapper) if isinstance(node, ast.Return)]
+    last = wrapper.body[-1]
     if len(calls) != 1 or len(returns) != 1 or last is not returns[0] or last.value is None:
         return False
     for number, item in enumerate(call.body):
@@ -894,12 +896,12 @@ def _inline(call: ast.FunctionDef, name: str, method: ast.FunctionDef) -> bool:
             continue
         if dotted(value.func) != f"self.{name}":
             continue
-        names = [arg.arg for arg in method.args.args][1:]
+        names = [arg.arg for arg in wrapper.args.args][1:]
         arguments = dict(zip(names, value.args, strict=False))
         arguments |= {word.arg: word.value for word in value.keywords if word.arg}
         if not all(dotted(argument) for argument in arguments.values()):
             return False
-        lines = copy.deepcopy(method.body)
+        lines = copy.deepcopy(wrapper.body)
         renamed = {n: dotted(v) for n, v in arguments.items() if n != dotted(v)}
         local = names_written(lines)
         after = names_read(call.body[number + 1 :])
@@ -964,8 +966,8 @@ def _drop_constructors(body: Sequence[ast.stmt]) -> None:
             r"nn\.(Embed|Linear|LayerNorm)$", dotted(node.bases[0]) if node.bases else ""
         ):
             continue
-        init = next((m for m in node.body if getattr(m, "name", "") == "__init__"), None)
-        if isinstance(init, ast.FunctionDef) and not init.args.defaults and len(node.body) > 1:
+        init = method(node, "__init__")
+        if init is not None and not init.args.defaults and len(node.body) > 1:
             names = ", ".join(arg.arg for arg in init.args.args[1:])
             if [ast.unparse(item) for item in init.body] == [f"super().__init__({names})"]:
                 node.body.remove(init)
@@ -987,8 +989,8 @@ def _collect_groups(body: Sequence[ast.stmt]) -> None:
     )
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     for node in classes.values():
-        call = next((m for m in node.body if getattr(m, "name", "") == "__call__"), None)
-        if not isinstance(call, ast.FunctionDef):
+        call = method(node, "__call__")
+        if call is None:
             continue
         for number, item in enumerate(call.body):
             match = step.fullmatch(ast.unparse(item))
@@ -1001,11 +1003,9 @@ def _collect_groups(body: Sequence[ast.stmt]) -> None:
                 if isinstance(inner, ast.Assign) and own_attribute(inner.targets[0]) == name
             ]
             owner = classes.get(made[0][1][1]) if len(made) == 1 and made[0][1] else None
-            inner_call = next(
-                (m for m in owner.body if getattr(m, "name", "") == "__call__"), None
-            ) if owner else None  # fmt: skip
+            inner_call = method(owner, "__call__") if owner else None
             result = call.body[-1]
-            if owner is None or not isinstance(inner_call, ast.FunctionDef):
+            if owner is None or inner_call is None:
                 continue
             if len(inner_call.body) != 2:
                 continue
@@ -1157,9 +1157,8 @@ def _name_arguments(body: Sequence[ast.stmt]) -> None:
         for call in ast.walk(node):
             if not isinstance(call, ast.Call) or dotted(call.func) not in classes:
                 continue
-            methods = classes[dotted(call.func)].body
-            init = next((m for m in methods if getattr(m, "name", "") == "__init__"), None)
-            if not isinstance(init, ast.FunctionDef):
+            init = method(classes[dotted(call.func)], "__init__")
+            if init is None:
                 continue
             names = [arg.arg for arg in init.args.args[1:]]
             optional = set(names[len(names) - len(init.args.defaults) :])
@@ -1190,7 +1189,7 @@ def _name_elements(body: Sequence[ast.stmt]) -> None:
         }
 
     for name, node in classes.items():
-        call = next((m for m in node.body if getattr(m, "name", "") == "__call__"), None)
+        call = method(node, "__call__")
         results = [n.value for n in ast.walk(call) if isinstance(n, ast.Return)] if call else []
         if len(results) != 1 or not isinstance(results[0], ast.Call):
             continue
@@ -1294,8 +1293,8 @@ class Parameters:
                 if name in self.public:  # hfseq passes the first two arguments
                     own, kept = [*own, ast.Call(ast.Name(name), [], [])], {"config", "rngs"}
                 self.reduce(constructor, own, 1, kept)
-            for method_name, method in methods.items():
-                if method_name.startswith("__") or method.decorator_list:
+            for method_name, function in methods.items():
+                if method_name.startswith("__") or function.decorator_list:
                     continue
                 path = f"self.{method_name}"
                 own = [call for call in ast.walk(owner) if isinstance(call, ast.Call)]
@@ -1307,7 +1306,7 @@ class Parameters:
                     if isinstance(inner, ast.Attribute) and inner.attr == method_name
                 ]
                 if len(own) == count == len(elsewhere):
-                    self.reduce(method, own, 1)
+                    self.reduce(function, own, 1)
             call = methods.get("__call__")
             if call is None:
                 continue
@@ -1424,13 +1423,13 @@ class Parameters:
                 continue
             layers = any(dotted(call.func) == "nn.run_layers" for call in calls)
             position = _position(function, name, skip, layers)
-            values = [_argument(call, position, name) for call in calls]
+            values = [argument(call, position, name) for call in calls]
             if not _reads(function.body, name):
                 if layers and position == 0:
                     continue
                 self.remove(function, calls, name, skip)
                 continue
-            default = _default(function, name)
+            default = default_values(function).get(name)
             if all(getattr(value, "not_none", False) for value in values):
                 function.not_none = getattr(function, "not_none", set()) | {name}  # type: ignore[attr-defined]
             if is_none(default) and not any(values) and _use_default(function, name):
@@ -1513,13 +1512,3 @@ def _use_default(function: ast.FunctionDef, name: str) -> bool:
 def _position(function: ast.FunctionDef, name: str, skip: int, layers: bool) -> int | None:
     names = [arg.arg for arg in function.args.args[skip:]]
     return names.index(name) + layers if name in names else None
-
-
-def _argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return next((word.value for word in call.keywords if word.arg == name), None)
-
-
-def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
-    return default_values(function).get(name)

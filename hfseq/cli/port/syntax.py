@@ -66,9 +66,9 @@ def keyword(node: ast.Call, *names: str) -> ast.expr | None:
     return next((word.value for word in node.keywords if word.arg in names), None)
 
 
-def argument(node: ast.Call, position: int, name: str) -> ast.expr | None:
+def argument(node: ast.Call, position: int | None, name: str) -> ast.expr | None:
     """Returns an argument that is passed by position or by name, or `None`."""
-    if position < len(node.args):
+    if position is not None and position < len(node.args):
         return node.args[position]
     return keyword(node, name)
 
@@ -112,6 +112,19 @@ def names_written(nodes: Sequence[ast.AST]) -> set[str]:
         for inner in ast.walk(node)
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
     }
+
+
+def method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    """Returns a method of a class, or `None` if the class does not define it."""
+    methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
+    return next((item for item in methods if item.name == name), None)
+
+
+def located(item: ast.stmt, node: ast.AST) -> ast.stmt:
+    """Gives a statement and all of its parts the line number of a node, and returns it."""
+    for inner in ast.walk(item):
+        ast.copy_location(inner, node)
+    return item
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
