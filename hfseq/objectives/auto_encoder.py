@@ -75,31 +75,34 @@ def _reconstruct_column(
         used = ((features > USED_ABOVE) & valid[:, None]).any(0)
         return jnp.where(used, 0, last_nonzero) + 1 if train else last_nonzero
 
-    features = keep_largest(before_activation, encoder.k)
-    more_features = keep_largest(before_activation, 4 * encoder.k)
+    features, more_features = keep_largest(before_activation, encoder.k, 4 * encoder.k)
     last_nonzero = update(last_nonzero, features)
     decoded = encoder.decode(features, weights) * deviation + mean
     decoded_more = encoder.decode(more_features, weights) * deviation + mean
     loss = mean_square(vectors - decoded, valid) + mean_square(vectors - decoded_more, valid) / 8
     if encoder.k_aux:
         is_unused = last_nonzero > encoder.dead_threshold
-        unused = keep_largest(before_activation * is_unused, encoder.k_aux)
+        (unused,) = keep_largest(before_activation * is_unused, encoder.k_aux)
         residual = vectors - jax.lax.stop_gradient(decoded - weights["pre_bias"] * deviation)
         error = mean_square(encoder.decode(unused, weights) * deviation - residual, valid)
         loss += auxiliary_weight * error / spread(residual, valid)
     return features, loss, update(last_nonzero, more_features)
 
 
-def keep_largest(values: jax.Array, count: int) -> jax.Array:
-    """Sets all values of a row to 0, except the positive ones among the ``count`` largest.
+def keep_largest(values: jax.Array, *counts: int) -> list[jax.Array]:
+    """Sets all values of a row to 0, except the positive ones among the largest.
 
     Args:
         values: `(rows, features)`.
-        count: Number of values per row.
+        *counts: Numbers of values per row.
+
+    Returns:
+        For each count, an array `(rows, features)` with this number of values per row.
     """
-    largest, indices = jax.lax.top_k(values, count)
-    rows = jnp.arange(len(values))[:, None]
-    return jnp.zeros_like(values).at[rows, indices].set(jax.nn.relu(largest))
+    largest, indices = jax.lax.top_k(values, max(counts))
+    largest, rows = jax.nn.relu(largest), jnp.arange(len(values))[:, None]
+    zeros = jnp.zeros_like(values)
+    return [zeros.at[rows, indices[:, :n]].set(largest[:, :n]) for n in counts]
 
 
 def mean_square(values: jax.Array, valid: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from hfseq.cli.port.syntax import (
     assign,
     bind,
     call,
+    default_values,
     dotted,
     expression,
     is_none,
@@ -94,7 +95,7 @@ def lift_rms_norm(translator: object, owner: SourceClass) -> Substitute | None:
         offset = "1.0"
     else:
         return None
-    default = {name: value for name, value in _defaults(constructor).items()}
+    default = dict(default_values(constructor))
 
     def construct(scope: Scope, node: ast.Call) -> ast.expr:
         values = bind(node, names)
@@ -105,10 +106,13 @@ def lift_rms_norm(translator: object, owner: SourceClass) -> Substitute | None:
     return Substitute(construct, _call_first)
 
 
-def _defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    from hfseq.cli.port.syntax import default_values
+def _construct_drop_path(scope: Scope, node: ast.Call) -> ast.expr:
+    values = [*node.args, *(word.value for word in node.keywords)]
+    return call("nn.DropPath", values[0] if values else "0.0")
 
-    return default_values(function)
+
+#: Replaces a class of stochastic depth with `nn.DropPath`.
+DROP_PATH = Substitute(_construct_drop_path, _call_with_keys)
 
 
 @class_lift
@@ -119,11 +123,7 @@ def lift_drop_path(translator: object, owner: SourceClass) -> Substitute | None:
     if "drop_path(" not in _body_text(owner.forward):
         return None
 
-    def construct(scope: Scope, node: ast.Call) -> ast.expr:
-        values = [*node.args, *(word.value for word in node.keywords)]
-        return call("nn.DropPath", values[0] if values else "0.0")
-
-    return Substitute(construct, _call_with_keys)
+    return DROP_PATH
 
 
 @class_lift

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from transformers import HubertConfig, PreTrainedConfig
 
+from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
@@ -28,9 +29,10 @@ RULES = [
 class FeatureProjection(wav2vec2.FeatureProjection):
     """Norm, projection and dropout. The projection has the initialization of all linear layers."""
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.projection = dense(config, config.conv_dim[-1], config.hidden_size, rngs)
+    @staticmethod
+    def make_projection(config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Linear:
+        """Returns the projection."""
+        return dense(config, config.conv_dim[-1], config.hidden_size, rngs)
 
 
 class Hubert(wav2vec2.Wav2Vec2):

@@ -109,10 +109,14 @@ class FeatureProjection(nnx.Module):
         width = config.conv_dim[-1]
         has_norm = getattr(config, "feat_proj_layer_norm", True)
         self.layer_norm = nn.LayerNorm(width, config.layer_norm_eps) if has_norm else nnx.data(None)
-        self.projection = nn.Linear(
-            width, config.hidden_size, UNIFORM, rngs, bias_init=nn.uniform(width)
-        )
+        self.projection = self.make_projection(config, rngs)
         self.dropout = nn.Dropout(config.feat_proj_dropout)
+
+    @staticmethod
+    def make_projection(config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Linear:
+        """Returns the projection, with the initialization of PyTorch's class."""
+        width = config.conv_dim[-1]
+        return nn.Linear(width, config.hidden_size, UNIFORM, rngs, bias_init=nn.uniform(width))
 
     def __call__(
         self,
