@@ -352,6 +352,7 @@ def test_negatives_are_other_frames_of_the_row():
 def test_old_paths_lead_to_the_helpers():
     import importlib
 
+    importlib.import_module("hfseq.v4")  # provides the old import paths
     old = importlib.import_module("transformers.models.wav2vec2.modeling_flax_wav2vec2")
     names = (
         "_compute_mask_indices",
