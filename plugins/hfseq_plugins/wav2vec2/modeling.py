@@ -363,6 +363,7 @@ class AdapterLayer(nnx.Module):
             rngs,
             stride=config.adapter_stride,
             padding=1,
+            bias_init=nn.uniform(width * config.adapter_kernel_size),
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, frames, hidden)
