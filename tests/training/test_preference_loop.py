@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 import hfseq
+from hfseq import cli
 from hfseq.errors import HfseqError, UsageError
 from tests.support import preferences
 from tests.support.models import llama_config
@@ -290,7 +291,7 @@ def test_a_reward_model_opens_in_pytorch_with_the_same_rewards(tune, folder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
-def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
+def test_a_trained_adapter_opens_in_peft_and_merged_in_pytorch(tune, folder, tmp_path):
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     run = tune("adapter", use_peft=True, lora_target_modules="all-linear")
@@ -301,9 +302,14 @@ def test_a_trained_adapter_opens_in_peft_with_the_same_logits(tune, folder):
         expected = theirs(torch.tensor(ids)).logits.numpy()
     ours = hfseq.FlaxAutoModelForCausalLM.from_pretrained(run.folder)
     np.testing.assert_allclose(ours(ids).logits, expected, atol=2e-5)
+    merged_folder = tmp_path / "merged"
+    assert cli.main(["convert", str(run.folder), str(merged_folder), "--merge"]) == 0
+    merged = transformers.AutoModelForCausalLM.from_pretrained(merged_folder).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(merged(torch.tensor(ids)).logits.numpy(), expected, atol=2e-5)
     templates = (
         transformers.AutoTokenizer.from_pretrained(source).chat_template
-        for source in (run.folder, folder / "model")
+        for source in (run.folder, merged_folder, folder / "model")
     )
     assert len(set(templates)) == 1
 
