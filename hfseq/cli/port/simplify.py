@@ -9,6 +9,7 @@ computed, not the values.
 from __future__ import annotations
 
 import ast
+import collections
 import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -1267,6 +1268,13 @@ class Parameters:
         self.body, self.public = body, public
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
         self.bases = {dotted(base) for node in self.classes.values() for base in node.bases}
+        self.walks: dict[int, list[ast.AST]] = {}
+
+    def walk(self, item: ast.stmt) -> list[ast.AST]:
+        """Returns all nodes of a definition. The list is reused until a parameter is removed."""
+        if id(item) not in self.walks:
+            self.walks[id(item)] = list(ast.walk(item))
+        return self.walks[id(item)]
 
     def simplify(self) -> None:
         """Changes the definitions and the calls in place."""
@@ -1276,6 +1284,7 @@ class Parameters:
         for node in nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 references[node.id] = references.get(node.id, 0) + 1
+        attributes = collections.Counter(n.attr for n in nodes if isinstance(n, ast.Attribute))
         for node in self.body:
             if isinstance(node, ast.FunctionDef):
                 own = [call for call in calls if dotted(call.func) == node.name]
@@ -1297,15 +1306,10 @@ class Parameters:
                 if method_name.startswith("__") or function.decorator_list:
                     continue
                 path = f"self.{method_name}"
-                own = [call for call in ast.walk(owner) if isinstance(call, ast.Call)]
+                own = [call for call in self.walk(owner) if isinstance(call, ast.Call)]
                 own = [call for call in own if dotted(call.func) == path]
-                count = sum(dotted(inner) == path for inner in ast.walk(owner))
-                elsewhere = [
-                    inner
-                    for inner in nodes
-                    if isinstance(inner, ast.Attribute) and inner.attr == method_name
-                ]
-                if len(own) == count == len(elsewhere):
+                count = sum(dotted(inner) == path for inner in self.walk(owner))
+                if len(own) == count == attributes[method_name]:
                     self.reduce(function, own, 1)
             call = methods.get("__call__")
             if call is None:
@@ -1329,10 +1333,10 @@ class Parameters:
         total = sum(
             isinstance(node, ast.Call) and dotted(node.func) == name
             for item in self.body
-            for node in ast.walk(item)
+            for node in self.walk(item)
         )
         for owner in self.classes.values():
-            for item in ast.walk(owner):
+            for item in self.walk(owner):
                 if not isinstance(item, ast.Assign) or not own_attribute(item.targets[0]):
                     continue
                 value = item.value
@@ -1351,12 +1355,12 @@ class Parameters:
         calls: list[ast.Call] = []
         for item in self.body:
             variables: set[str] = set()
-            for node in ast.walk(item):
+            for node in self.walk(item):
                 if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
                     if isinstance(node.iter, ast.Attribute) and node.iter.attr in attributes:
                         variables.add(node.target.id)
             allowed = 0
-            for node in ast.walk(item):
+            for node in self.walk(item):
                 if isinstance(node, ast.For) and isinstance(node.iter, ast.Attribute):
                     allowed += node.iter.attr in attributes
                 if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
@@ -1383,14 +1387,14 @@ class Parameters:
                 isinstance(node, ast.Attribute)
                 and node.attr in attributes
                 and isinstance(node.ctx, ast.Load)
-                for node in ast.walk(item)
+                for node in self.walk(item)
             )
             nested = sum(
                 isinstance(node, ast.Attribute)
                 and isinstance(node.value, ast.Attribute)
                 and node.value.attr in attributes
                 and isinstance(node.value.ctx, ast.Load)
-                for node in ast.walk(item)
+                for node in self.walk(item)
             )
             if loads - nested > allowed:
                 return None
@@ -1449,8 +1453,7 @@ class Parameters:
             function.body = [replace(item, {name: value}) for item in function.body]  # type: ignore[misc]
             self.remove(function, calls, name, skip)
 
-    @staticmethod
-    def require(function: ast.FunctionDef, name: str) -> None:
+    def require(self, function: ast.FunctionDef, name: str) -> None:
         """Removes the default `None` of a parameter that all calls pass, if that is possible."""
         arguments = function.args
         if re.search(rf"\b{name} is (not )?None", ast.unparse(function)):
@@ -1459,11 +1462,14 @@ class Parameters:
         names = [arg.arg for arg in arguments.args]
         if name in names and names.index(name) == first and is_none(arguments.defaults[0]):
             if name != "attention_mask":
+                self.walks.clear()
                 arguments.defaults.pop(0)
 
-    @staticmethod
-    def remove(function: ast.FunctionDef, calls: Sequence[ast.Call], name: str, skip: int) -> None:
+    def remove(
+        self, function: ast.FunctionDef, calls: Sequence[ast.Call], name: str, skip: int
+    ) -> None:
         """Removes a parameter and its arguments."""
+        self.walks.clear()
         arguments = function.args
         for call in calls:
             layers = dotted(call.func) == "nn.run_layers"
