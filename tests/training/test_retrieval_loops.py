@@ -598,6 +598,8 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     # Four steps with three columns, and two updates per column.
     assert encoder.last_nonzero.min() == 1 and encoder.last_nonzero.max() <= 24
     assert np.abs(encoder.latent_bias).max() > 1e-3
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "- csr\n" in card and "- splade\n" not in card
     # The saved model is trained further, with its own statistics.
     start |= {"model_name_or_path": tmp_path / "whole", "auto_encoder_size": None}
     again = run("again", do_train=True, max_steps=1)
