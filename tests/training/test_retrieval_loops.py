@@ -592,6 +592,8 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     expected = losses(tmp_path / "whole")
     assert losses(tmp_path / "chunks") == pytest.approx(expected, rel=1e-5)
     assert trees_equal(chunks.state.extra, whole.state.extra)
+    run("mesh", do_train=True, devices=8, mesh="data=4,fsdp=2")
+    assert losses(tmp_path / "mesh") == pytest.approx(expected, rel=2e-5)
     ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "whole")
     encoder = ours.config.auto_encoder
     assert (encoder.hidden_dim, encoder.k, ours.config.max_active_dims) == (64, 6, 6)
