@@ -106,6 +106,22 @@ FUNCTIONS = {
             return self.mlp(residual) + residual
         """,
     ),
+    "field that is assigned in between": (
+        """
+        def f(self, config):
+            old = config.width
+            config.width = config.width // 2
+            self.small = Layer(config)
+            config.width = old
+        """,
+        """
+        def f(self, config):
+            old = config.width
+            config.width = config.width // 2
+            self.small = Layer(config)
+            config.width = old
+        """,
+    ),
     "slices of size one": (
         """
         def f(self, x):

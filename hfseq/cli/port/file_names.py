@@ -96,9 +96,10 @@ def split_weights(model_type: str, class_name: str) -> list[tuple[str, tuple[str
         sources, targets = transform.source_patterns, transform.target_patterns
         if kinds != ["Chunk"] or len(sources) != 1 or len(targets) != 2:
             continue
-        if not all(str(name).endswith(".weight") for name in (*sources, *targets)):
+        plain = [_plain(str(pattern)) or "" for pattern in (*sources, *targets)]
+        if not all(name.endswith(".weight") for name in plain):
             continue
-        source, first, second = (str(n).split(".")[-2] for n in (*sources, *targets))
+        source, first, second = (name.split(".")[-2] for name in plain)
         names.append((source, (first, second)))
     return names
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from hfseq.cli.port.syntax import (
     argument,
+    attributes_written,
     default_values,
     dotted,
     expression,
@@ -575,6 +576,8 @@ def inline_single_uses(body: list[ast.stmt]) -> list[ast.stmt]:
             continue
         lines, rewritten = found
         is_field = value.startswith("config.")
+        if is_field and value in attributes_written(lines):
+            continue
         if is_field and _reads(lines, name) == 1 and not _in_loop(lines, name):
             texts = {name: value}
             for line in lines:
@@ -946,8 +949,10 @@ def _embed_patches(body: Sequence[ast.stmt]) -> None:
         words = [word for word in convolutions[0].keywords if word.arg != "channels_first"]
         if len(words) == len(convolutions[0].keywords) or len(convolutions[0].args) < 3:
             continue
-        convolutions[0].keywords = words
         size = convolutions[0].args[2]
+        if re.search(r", 3\)$|^\(.*,.*,", ast.unparse(size)):  # for images of several frames
+            continue
+        convolutions[0].keywords = words
         stride = next((word.value for word in words if word.arg == "stride"), None)
         if (
             isinstance(size, ast.Call)

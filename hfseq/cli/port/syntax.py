@@ -114,6 +114,16 @@ def names_written(nodes: Sequence[ast.AST]) -> set[str]:
     }
 
 
+def attributes_written(nodes: Sequence[ast.AST]) -> set[str]:
+    """Returns the attributes that the nodes assign, such as `config.hidden_size`."""
+    return {
+        dotted(inner)
+        for node in nodes
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)
+    }
+
+
 def method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
     """Returns a method of a class, or `None` if the class does not define it."""
     methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
