@@ -129,7 +129,7 @@ def test_an_adapter_of_peft_loads_and_goes_back(name, tmp_path):
             close(scanned.merge_adapter()(**inputs).logits, right, 3e-5)
 
 
-def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
+def test_each_step_equals_the_step_of_peft(tmp_path):
     """Every step starts from PEFT's weights, so that rounding does not grow over the steps."""
     torch = pytest.importorskip("torch")
     model_class, inputs = base("ranks", tmp_path / "base")
@@ -158,7 +158,7 @@ def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
         parameter.requires_grad_(True)
     optimizer, labels = torch.optim.SGD(parameters, lr=0.3), torch.from_numpy(input_ids).long()
     adapter = first = adapter_of(tmp_path / "0")
-    for step in range(1, 6):
+    for step in range(1, 4):
         updated = jax.tree.map(lambda leaf, slope: leaf - 0.3 * slope, adapter, gradient(adapter))
         optimizer.zero_grad()
         peft(input_ids=labels, labels=labels).loss.backward()
