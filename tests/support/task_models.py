@@ -125,6 +125,7 @@ def save_media_models(root: Path) -> None:
         extractor.save_pretrained(root / name)
         config = models.wav2vec2_config(
             vocab_size=len(letters),
+            num_hidden_layers=1,
             initializer_range=0.5,
             pad_token_id=0,
             feat_extract_norm=norm,
