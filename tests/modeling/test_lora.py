@@ -197,12 +197,9 @@ def test_adapters_share_the_base_parameters(tmp_path):
             for k, leaf in plain.params["transformer"]["wte"].items()
         )
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    sequences = [
-        model.generate(inputs["input_ids"], **options).sequences for model in (first, second)
-    ]
-    for tokens, model in zip(sequences, adapted, strict=True):
-        expected = model.merge_adapter().generate(inputs["input_ids"], **options).sequences
-        assert np.array_equal(tokens, expected)
+    tokens = second.generate(inputs["input_ids"], **options).sequences
+    expected = adapted[1].merge_adapter().generate(inputs["input_ids"], **options).sequences
+    assert np.array_equal(tokens, expected)
     with pytest.raises(CheckpointError, match="is not an adapter"):
         plain.load_adapter(tmp_path / "base")
 

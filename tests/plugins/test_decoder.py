@@ -198,7 +198,8 @@ def test_rows_longer_than_trained_positions_are_accepted():
 def test_scaled_embeddings_are_rounded_as_pytorch_rounds_them():
     model = built("gemma", "Model", hidden_size=48, num_hidden_layers=1)
     half = type(model)(model.config, dtype=jnp.bfloat16, _do_init=False)
-    states = half(ids(1, 6), params=model.params, output_hidden_states=True).hidden_states[0]
+    run = jax.jit(lambda params: half(ids(1, 6), params=params, output_hidden_states=True))
+    states = run(model.params).hidden_states[0]
     rows = jnp.asarray(model.params["embed_tokens"]["embedding"])[ids(1, 6)].astype(jnp.bfloat16)
     assert (states == rows * jnp.bfloat16(48**0.5)).all()
 
