@@ -95,7 +95,7 @@ _NO_PARAMS = (
 
 def _one_key() -> nnx.Rngs:
     """Returns random keys for modules without arrays: all are the same, which traces faster."""
-    rngs = nnx.Rngs(0)
+    rngs: Any = nnx.Rngs(0)
     key = rngs.params()
     rngs.params = lambda: key
     return rngs
