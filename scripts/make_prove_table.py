@@ -70,12 +70,15 @@ def main() -> None:
         "--python", action="append", default=[], help="Python interpreter with Transformers 4"
     )
     parser.add_argument("--output", required=True, help="JSON file for all results")
-    parser.add_argument("--only", nargs="*", help="only these families")
+    parser.add_argument(
+        "--only", nargs="*", help="only these families, or heads such as hubert:ForCTC"
+    )
     arguments = parser.parse_args()
     tables = []
-    for name in arguments.only or sorted(set(plugins.load().architectures) - {"vq_transformer"}):
-        heads = [parallel.main_head(name)]
-        if heads[0] == "ForMaskedLM":
+    for entry in arguments.only or sorted(set(plugins.load().architectures) - {"vq_transformer"}):
+        name, _, task = entry.partition(":")
+        heads = [task or parallel.main_head(name)]
+        if heads[0] == "ForMaskedLM" and not task:
             heads.append("Model")
         for head in heads:
             try:

@@ -226,6 +226,8 @@ def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
     """
     import numpy as np
 
+    from hfseq.nn import height_and_width
+
     random, config = np.random.default_rng(0), model.config
     inputs: dict[str, Any] = {}
     if model.has_input("input_ids"):
@@ -240,7 +242,16 @@ def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
         if model.has_input("pixel_values") and isinstance(end, int):
             ids[:, -4] = min(max(end, 2), words - 1)
         inputs |= {"input_ids": ids, "attention_mask": mask}
-    if model.has_input("pixel_values"):
+    if model.has_input("spatial_shapes"):  # the image processor splits images into patches
+        vision = getattr(config, "vision_config", config)
+        height, width = height_and_width(vision.patch_size)
+        features = vision.num_channels * height * width
+        inputs |= {
+            "pixel_values": random.normal(size=(2, 6, features)).astype(np.float32),
+            "pixel_attention_mask": np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32),
+            "spatial_shapes": np.array([[2, 3], [2, 2]], np.int32),
+        }
+    elif model.has_input("pixel_values"):
         shape = model.image_shape() or (3, 64, 64)
         inputs["pixel_values"] = random.normal(size=(2, *shape)).astype(np.float32)
     if model.has_input("input_features"):

@@ -105,8 +105,8 @@ def blocked_unsupported_reason(spec: AttentionSpec) -> str | None:
 def blocked_attention(call: AttentionCall) -> jax.Array:
     """Computes attention in blocks whose scores fit into the caches of a CPU.
 
-    A block contains a few heads of one row. In causal attention the queries are divided into blocks
-    too.
+    A block contains a few heads of one row, or all heads of several short rows. In causal attention
+    the queries are divided into blocks too.
     """
     bias, scale, bits = call.bias, call.scale, call.dropout_bits
     batch, queries, heads, head_dim = call.query.shape
@@ -114,6 +114,7 @@ def blocked_attention(call: AttentionCall) -> jax.Array:
     group = heads // kv_heads
     block_kv_heads = largest_divisor(kv_heads, BLOCK_SCORES // (group * queries * keys))
     blocks, block_heads = kv_heads // block_kv_heads, block_kv_heads * group
+    block_rows = largest_divisor(batch, BLOCK_SCORES // (block_heads * queries * keys))
     step = CAUSAL_BLOCK_QUERIES if call.visible.causal else queries
 
     # Only the inputs are saved for the backward pass. `prevent_cse` is not needed within a loop.
@@ -165,7 +166,9 @@ def blocked_attention(call: AttentionCall) -> jax.Array:
     def attend_rows(part: tuple[jax.Array, ...]) -> jax.Array:
         number, q, k, v, block_bias = part
         return jax.lax.map(
-            lambda row: attend_block(number, block_bias, *row), (jnp.arange(batch), q, k, v, rows)
+            lambda row: attend_block(number, block_bias, *row),
+            (jnp.arange(batch), q, k, v, rows),
+            batch_size=block_rows if block_rows > 1 else None,
         )
 
     numbers = jnp.arange(blocks)

@@ -92,12 +92,6 @@ class CPO(PreferenceObjective):
                 data.loss_type,
             )
 
-    def step_totals(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
-    ) -> dict[str, jax.Array]:
-        """Returns the numbers of pairs and of chosen tokens."""
-        return {"pairs": batch["pairs"].sum(), "tokens": self.chosen_tokens(batch)}
-
     def loss(
         self,
         model: FlaxPreTrainedModel,

@@ -64,12 +64,6 @@ class DPO(ReferenceObjective):
         self.sft_weight = self.pair_weights.pop("sft", 0.0)
         self.uses_step_totals = bool(self.sft_weight)  # type: ignore[misc]  # per instance
 
-    def step_totals(
-        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
-    ) -> dict[str, jax.Array]:
-        """Returns the numbers of pairs and of chosen tokens."""
-        return {"pairs": batch["pairs"].sum(), "tokens": self.chosen_tokens(batch)}
-
     def loss(
         self,
         model: FlaxPreTrainedModel,

@@ -396,6 +396,12 @@ class PreferenceObjective(Objective):
             correct=total(statistics.correct.astype(jnp.float32), answer),
         )
 
+    def step_totals(
+        self, model: FlaxPreTrainedModel, params: Params, batch: Batch, extra: Params | None
+    ) -> dict[str, jax.Array]:
+        """Returns the numbers of pairs and of chosen tokens."""
+        return {"pairs": batch["pairs"].sum(), "tokens": self.chosen_tokens(batch)}
+
     def chosen_tokens(self, batch: Batch, learned_only: bool = True) -> jax.Array:
         """Returns the number of predicted tokens in the chosen answers of a batch.
 

@@ -166,6 +166,7 @@ class SparseTraining(RetrievalObjective):
                 f"{required} largest (4 times k={encoder.k}, k_aux={encoder.k_aux}): increase "
                 "--auto_encoder_size or decrease --auto_encoder_k"
             )
+        self.tags = (*self.tags[:-1], "csr")  # type: ignore[misc]  # per instance
         return config
 
     def embed(

@@ -107,7 +107,13 @@ def find_direction(
     omitted = f" and {len(names) - MAX_LISTED_PAIRS} more" if len(names) > MAX_LISTED_PAIRS else ""
     listed = ", ".join(names[:MAX_LISTED_PAIRS]) + omitted
     if not matches:
-        suggestion = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
+        suggestion = ""
+        for code, matching, known in (
+            (source_lang, sources, {pair.source for pair in pairs if pair.source}),
+            (target_lang, targets, {pair.target for pair in pairs}),
+        ):
+            if code and not matching:
+                suggestion = did_you_mean(code, known)
         raise UsageError(
             f"'{name}' does not support {requested}{suggestion or ';'} it supports {listed}"
         )

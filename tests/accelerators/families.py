@@ -226,8 +226,9 @@ FAMILIES = {
         because="no kernel supports sinks", squares="it is explicit",
         singles={"h200, dropout": _EXPLICIT, "h200": _EXPLICIT},
     ),
+    # With four heads, the fused queries, keys and values would have the size of LENGTH.
     "falcon": Family(
-        "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,vocab_size=1024", 1, "",
+        "hidden_size=320,num_hidden_layers=1,num_attention_heads=5,vocab_size=1024", 1, "",
     ),
     "mamba2": Family(
         "hidden_size=256,num_hidden_layers=1,num_heads=8,head_dim=64,n_groups=1,vocab_size=1024,"

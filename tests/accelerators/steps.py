@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,12 @@ def write(path: Path, table: dict[str, Any]) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-if __name__ == "__main__":  # python -m tests.accelerators.steps
-    write(TABLE, {name: exchange(name).exchanged for name in MESHES})
-    bytes_of = {f: {p: step_of(f, p).temporary for p in PROGRAMS} for f in FAMILIES}
-    write(TEMPORARY, bytes_of)
+if __name__ == "__main__":  # python -m tests.accelerators.steps [FAMILY ...]
+    families = sys.argv[1:]
+    if not families:
+        write(TABLE, {name: exchange(name).exchanged for name in MESHES})
+    rows = json.loads(TEMPORARY.read_text(encoding="utf-8"))
+    for family in families or FAMILIES:
+        rows[family] = {program: step_of(family, program).temporary for program in PROGRAMS}
+        print(family, rows[family], flush=True)
+        write(TEMPORARY, {name: rows[name] for name in FAMILIES if name in rows})

@@ -135,19 +135,51 @@ def test_tools_and_options_of_the_template_are_passed_on(encoder):
     assert learned(encoder, inputs, template)[0].startswith("clockglad<|im_start|>")
 
 
+#: Two conversations whose calls have different arguments and whose tools have different schemas.
+TOOL_EXAMPLES: list[dict[str, Any]] = [
+    {"messages": chats.TOOL_CHAT, "tools": [chats.WEATHER]},
+    {
+        "messages": [
+            turn("user", "not dark is ?"),
+            {"role": "assistant", "content": "", "tool_calls": [chats.call("clock", zone="up")]},
+            {"role": "tool", "content": "12"},
+            turn("assistant", "light"),
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "clock",
+                    "description": "Returns the time.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"zone": {"type": "string"}},
+                        "required": ["zone"],
+                    },
+                },
+            }
+        ],
+    },
+]
+
+
+@pytest.mark.parametrize("name", chats.DECODER_TEMPLATES)
+def test_templates_of_decoders_render_reasoning_and_tools(encoder, name):
+    """Some templates iterate over arguments and schemas, so no key of another row may be left."""
+    encode, records = encoder(TOOL_EXAMPLES, chats.DECODER_TEMPLATES[name])
+    for example, record in zip(TOOL_EXAMPLES, records, strict=True):
+        expected = encode.tokenizer.apply_chat_template(
+            example["messages"], tools=example["tools"], tokenize=False
+        )
+        assert encode.tokenizer.decode(encode(record).ids.tolist()) == expected
+        assert "None" not in expected and "null" not in expected
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 def test_conversations_with_tools_equal_those_of_apply_chat_template(encoder, thinks):
     """Rows of a table have the same keys, so calls and schemas contain `None` for other keys."""
-    clock = {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {}}}}
-    other = [
-        turn("user", "not dark is ?"),
-        {"role": "assistant", "content": "", "tool_calls": [chats.call("clock", zone="up")]},
-        {"role": "tool", "content": "12"},
-        turn("assistant", "light"),
-    ]
     examples = [
-        {"messages": chats.TOOL_CHAT, "tools": [chats.WEATHER]},
-        {"messages": other, "tools": [{"type": "function", "function": clock}]},
+        *TOOL_EXAMPLES,
         {
             "prompt": chats.TOOL_CHAT[:4],
             "completion": chats.TOOL_CHAT[4:],

@@ -16,6 +16,7 @@ from hfseq.pipelines.chat import Chat
 from hfseq.pipelines.generation import TextGeneration
 from tests.support import models
 from tests.support.chats import (
+    DECODER_TEMPLATES,
     PLAIN_TEMPLATE,
     RESPONSE_TEMPLATE,
     TEMPLATE,
@@ -109,6 +110,35 @@ def test_prompts_are_those_of_apply_chat_template(
     assert generator([with_options])[0][0] == result
     assert prompts == [expected] * 2
     assert result["generated_text"] == [*chat, turn("assistant", "cold")]
+
+
+@pytest.mark.parametrize("name", DECODER_TEMPLATES)
+def test_templates_of_decoders_show_reasoning_and_tools(generator, monkeypatch, name):
+    """Prompts equal those of `apply_chat_template`, and contain what the template gets."""
+    tokenizer = generator.tokenizer
+    tokenizer.chat_template = DECODER_TEMPLATES[name]
+    prompts, expected = answer_with(generator, monkeypatch, "cold"), []
+    for length in (2, 4):
+        for variables in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+            options = {"tools": [WEATHER], "chat_template_kwargs": variables}
+            generator(TOOL_CHAT[:length], **options)
+            expected.append(
+                tokenizer.apply_chat_template(
+                    TOOL_CHAT[:length],
+                    add_generation_prompt=True,
+                    tools=[WEATHER],
+                    tokenize=False,
+                    **variables,
+                )
+            )
+    assert prompts == expected
+    assert all("weather" in prompt for prompt in prompts)
+    assert all("far" in prompt and "degrees" in prompt for prompt in prompts[3:])
+    # Llama 3 has no reasoning. Mistral and gpt-oss have no such variable.
+    assert (prompts[1] == prompts[2]) == (name in ("llama3", "mistral", "gpt_oss"))
+    assert ("which city" in prompts[3]) == (name not in ("llama3", "granite"))
+    with pytest.raises(UsageError, match="chat template .* fails"):
+        generator(TOOL_CHAT[:2], tools=[{"type": "function"}, "weather"])
 
 
 def test_a_message_of_the_assistant_is_continued(generator, monkeypatch):

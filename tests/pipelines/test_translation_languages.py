@@ -78,6 +78,7 @@ def test_unknown_or_ambiguous_pair_is_a_usage_error(config, tokenizer, options, 
         find_direction(config, tokenizer, "m", **options)
     for part in parts:
         assert part in str(caught.value)
+    assert all(f"did you mean '{code}'" not in str(caught.value) for code in options.values())
 
 
 def test_many_codes_are_listed_in_part():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
 from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
+from hfseq.testing.case import jit
 from tests.support import models
 from tests.support.models import close, ids
 from tests.support.parity import compare_tokens
@@ -75,12 +75,12 @@ def test_masked_tokens_do_not_change_the_cache(name):
     model = built(name, num_hidden_layers=1, use_bias=True)
     tokens = ids(1, 7)
     mask = np.array([[0, 1, 1, 0, 1, 1, 0]], np.int32)
-    outputs = model(tokens, mask, past_key_values=model.init_cache(1, 7))
-    short = model(tokens[:, mask[0] > 0], past_key_values=model.init_cache(1, 7))
-    assert close(outputs.logits[:, mask[0] > 0], short.logits)
+    call = jit(lambda *inputs: dict(model(*inputs, past_key_values=model.init_cache(1, 7))))
+    outputs, short = call(tokens, mask), call(tokens[:, mask[0] > 0])
+    assert close(outputs["logits"][:, mask[0] > 0], short["logits"])
     for path in ("window", "state", "position"):
         ours, expected = (
-            output.past_key_values["backbone"]["layers"]["0"]["mixer"][path]
+            output["past_key_values"]["backbone"]["layers"]["0"]["mixer"][path]
             for output in (outputs, short)
         )
         assert close(ours, expected), path
@@ -89,7 +89,7 @@ def test_masked_tokens_do_not_change_the_cache(name):
 @pytest.mark.parametrize("name", first(NAMES, "mamba2"))
 def test_windows_of_a_sequence_give_the_results_of_the_whole_sequence(name):
     model = built(name, num_hidden_layers=1)
-    tokens, call = ids(2, 11), jax.jit(lambda *args, **options: dict(model(*args, **options)))
+    tokens, call = ids(2, 11), jit(lambda *args, **options: dict(model(*args, **options)))
     expected = np.asarray(call(tokens)["logits"])
     first_part = call(tokens[:, :6], past_key_values=model.init_cache(2, 11))
     cache = first_part["past_key_values"]

@@ -63,6 +63,192 @@ TOOL_TEMPLATE = """
   {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n' }}
   {%- endif %}
 {%- endif %}"""
+#: Templates in the styles of today's decoders, with reasoning and tools. They differ in where the
+#: tools and the reasoning are, how calls and their arguments are written, and which roles exist.
+DECODER_TEMPLATES = {
+    "mistral": """{{- bos_token }}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages if m.role == 'user' %}{% set ns.last = messages.index(m) %}{% endfor %}
+{%- for m in messages %}
+  {%- if m.role == 'system' %}{{ '[SYSTEM_PROMPT]' + m.content + '[/SYSTEM_PROMPT]' }}
+  {%- elif m.role == 'user' %}
+    {%- if tools and loop.index0 == ns.last %}
+      {{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+    {{- '[INST]' + m.content + '[/INST]' }}
+  {%- elif m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+  {%- elif m.role == 'assistant' %}
+    {%- if m.reasoning_content %}{{ '[THINK]' + m.reasoning_content + '[/THINK]' }}{% endif %}
+    {{- m.content or '' }}
+    {%- for call in m.tool_calls or [] %}{% set call = call.function %}
+      {{- '[TOOL_CALLS]' + call.name + '[ARGS]' + call.arguments | tojson }}{% endfor %}
+    {{- eos_token }}
+  {%- else %}{{ raise_exception('unknown role ' + m.role) }}{% endif %}
+{%- endfor %}""",
+    "llama3": """{{- bos_token }}
+{%- macro turn(role) %}{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}{% endmacro %}
+{%- set system = '' %}{% set rest = messages %}
+{%- if messages[0].role == 'system' %}
+  {%- set system = messages[0].content | trim %}{% set rest = messages[1:] %}{% endif %}
+{{- turn('system') }}{% if tools %}{{ 'Environment: ipython\n' }}{% endif %}
+{{- system + '<|eot_id|>' }}
+{%- for m in rest %}
+  {%- if m.tool_calls %}
+    {%- if m.tool_calls | length != 1 %}{{ raise_exception('one call per turn') }}{% endif %}
+    {%- set call = m.tool_calls[0].function %}
+    {{- turn('assistant') + '<|python_tag|>{"name": "' + call.name + '", "parameters": ' }}
+    {{- call.arguments | tojson + '}<|eom_id|>' }}
+  {%- else %}{{ turn('ipython' if m.role == 'tool' else m.role) }}
+    {%- if loop.first and tools %}
+      {%- for tool in tools %}{{ tool | tojson(indent=4) + '\n\n' }}{% endfor %}{% endif %}
+    {{- m.content | trim + '<|eot_id|>' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ turn('assistant') }}{% endif %}""",
+    "gpt_oss": """
+{%- macro function(tool) %}{% set p = tool.parameters %}
+  {{- '// ' + tool.description + '\ntype ' + tool.name + ' = (_: {\n' }}
+  {%- for name, value in p.properties.items() %}
+    {{- name + ('' if name in p.required else '?') + ': ' }}
+    {{- 'number' if value.type == 'integer' else value.type }}{{ ',\n' }}{% endfor %}
+  {{- '}) => any;\n' }}{% endmacro %}
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- set rest = messages %}{% set system = '' %}
+{%- if messages[0].role in ('system', 'developer') %}
+  {%- set system = messages[0].content %}{% set rest = messages[1:] %}{% endif %}
+{{- '<|start|>developer<|message|># Instructions\n' + system }}
+{%- if tools %}{{ '\nnamespace functions {\n' }}
+  {%- for tool in tools %}{{ function(tool.function) }}{% endfor %}{{ '}' }}{% endif %}
+{{- '<|end|>' }}
+{%- set ns = namespace(name=none) %}
+{%- for m in rest %}
+  {%- if m.role == 'assistant' %}
+    {%- set thinking = m.thinking or m.reasoning_content %}
+    {%- if thinking and (m.tool_calls or loop.last) %}
+      {{- '<|start|>assistant<|channel|>analysis<|message|>' + thinking + '<|end|>' }}{% endif %}
+    {%- for call in m.tool_calls or [] %}{% set ns.name = call.function.name %}
+      {{- '<|start|>assistant to=functions.' + ns.name + '<|channel|>commentary json<|message|>' }}
+      {{- call.function.arguments | tojson + '<|call|>' }}
+    {%- else %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+      {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endfor %}
+  {%- elif m.role == 'tool' %}
+    {%- if ns.name is none %}{{ raise_exception('a result without a call') }}{% endif %}
+    {{- '<|start|>functions.' + ns.name + ' to=assistant<|message|>' + m.content | tojson }}
+    {{- '<|end|>' }}
+  {%- else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}""",
+    "glm4": """[gMASK]<sop>
+{%- if tools %}{{ '<|system|>\n<tools>' }}
+  {%- for tool in tools %}{{ '\n' + tool | tojson(ensure_ascii=False) }}{% endfor %}
+  {{- '\n</tools>' }}{% endif %}
+{%- for m in messages %}
+  {%- if m.role == 'tool' %}
+    {%- if loop.previtem.role != 'tool' %}{{ '<|observation|>' }}{% endif %}
+    {{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+  {%- else %}{{ '<|' + m.role + '|>\n' }}
+    {%- if m.role == 'assistant' %}
+      {{- '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
+    {{- m.content or '' }}
+    {%- for call in m.tool_calls or [] %}
+      {{- '\n<tool_call>' + call.function.name }}
+      {%- for key, value in call.function.arguments.items() %}
+        {{- '\n<arg_key>' + key + '</arg_key>\n<arg_value>' }}
+        {{- value if value is string else value | tojson }}{{ '</arg_value>' }}{% endfor %}
+      {{- '\n</tool_call>' }}{% endfor %}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\n' }}
+  {{- '<think></think>\n' if enable_thinking is defined and not enable_thinking else '' }}
+{%- endif %}""",
+    "cohere2": """{{- bos_token }}
+{%- set ns = namespace(calls=0) %}
+{%- macro begin(role) %}{{ '<|START_OF_TURN_TOKEN|><|' + role + '_TOKEN|>' }}{% endmacro %}
+{{- begin('SYSTEM') + '# Tools\n' + (tools or []) | map(attribute='function.name') | join(', ') }}
+{%- for document in documents or [] %}{{ '\n' + document.text }}{% endfor %}
+{{- '<|END_OF_TURN_TOKEN|>' }}
+{%- for m in messages %}
+  {%- if m.role == 'tool' %}{{ begin('SYSTEM') + '<|START_TOOL_RESULT|>' }}
+    {{- [{'tool_call_id': ns.calls - 1, 'results': m.content}] | tojson }}
+    {{- '<|END_TOOL_RESULT|>' }}
+  {%- elif m.role == 'assistant' %}{{ begin('CHATBOT') }}
+    {%- if m.reasoning_content %}
+      {{- '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' }}{% endif %}
+    {%- if m.tool_calls %}{{ '<|START_ACTION|>[' }}
+      {%- for call in m.tool_calls %}
+        {{- {'tool_call_id': ns.calls, 'tool_name': call.function.name,
+            'parameters': call.function.arguments} | tojson }}
+        {%- set ns.calls = ns.calls + 1 %}{{ ', ' if not loop.last else '' }}{% endfor %}
+      {{- ']<|END_ACTION|>' }}
+    {%- else %}{{ '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}{% endif %}
+  {%- else %}{{ begin(m.role | upper) + m.content }}{% endif %}
+  {{- '<|END_OF_TURN_TOKEN|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ begin('CHATBOT') }}
+  {{- '<|START_THINKING|>' if enable_thinking | default(true) else '<|START_RESPONSE|>' }}
+{%- endif %}""",
+    "seed_oss": """
+{%- for tool in tools or [] %}{% if loop.first %}{{ bos_token + 'system\n' }}{% endif %}
+  {%- set f = tool.function %}{{ 'Function:\ndef ' + f.name + '(' }}
+  {%- for name, value in f.parameters.properties | dictsort %}
+    {{- name + ': ' + {'string': 'str', 'integer': 'int'}[value.type] }}
+    {{- ', ' if not loop.last else '' }}{% endfor %}
+  {{- '):\n' }}{% if loop.last %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if thinking_budget is defined %}
+  {{- bos_token + 'system\nbudget ' + thinking_budget | string + eos_token }}{% endif %}
+{%- for m in messages %}{{ bos_token + m.role + '\n' }}
+  {%- if m.reasoning_content is string and m.reasoning_content | trim | length > 0 %}
+    {{- '<seed:think>' + m.reasoning_content | trim + '</seed:think>\n' }}{% endif %}
+  {{- m.content or '' }}
+  {%- for call in m.tool_calls or [] %}
+    {{- '\n<seed:tool_call>\n<function=' + call.function.name + '>' }}
+    {%- for name, value in call.function.arguments | items %}
+      {{- '\n<parameter=' + name + '>' + value | string + '</parameter>' }}{% endfor %}
+    {{- '\n</function>\n</seed:tool_call>' }}{% endfor %}
+  {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ bos_token + 'assistant\n' }}
+  {{- '<seed:think>' if enable_thinking | default(true) else '' }}{% endif %}""",
+    "granite": """
+{%- set thinks = thinking or enable_thinking %}
+{{- '<|start_of_role|>system<|end_of_role|>' }}
+{%- if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
+{{- '\nThink first.' if thinks else '' }}{{ '<|end_of_text|>\n' }}
+{%- if tools %}{{ '<|start_of_role|>available_tools<|end_of_role|>' + tools | tojson(indent=4) }}
+  {{- '<|end_of_text|>\n' }}{% endif %}
+{%- for m in messages %}
+  {%- if loop.first and m.role == 'system' %}{% continue %}{% endif %}
+  {{- '<|start_of_role|>' + ('tool_response' if m.role == 'tool' else m.role) }}
+  {{- '<|end_of_role|>' }}
+  {%- if m.role == 'assistant' and m.reasoning_content and loop.last %}
+    {{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+  {{- m.content or '' }}
+  {%- if m.tool_calls %}{{ '<|tool_call|>' }}
+    {{- m.tool_calls | map(attribute='function') | list | tojson }}{% endif %}
+  {{- '<|end_of_text|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}""",
+    "exaone4": """
+{%- for tool in tools or [] %}{{ '[|tool|]' + tool | tojson + '[|endofturn|]\n' }}{% endfor %}
+{%- set ns = namespace(last=messages | length) %}
+{%- for m in messages[::-1] %}
+  {%- if m.role == 'user' %}{% set ns.last = messages | length - loop.index %}{% break %}{% endif %}
+{%- endfor %}
+{%- for m in messages %}{{ '[|' + m.role + '|]\n' }}
+  {%- if m.role == 'tool' %}{{ '<tool_result>' + m.content + '</tool_result>' }}
+  {%- elif m.role == 'assistant' %}{% set text = m.content or '' %}
+    {%- if '</think>' in text %}{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}
+    {%- if loop.index0 > ns.last and m.reasoning_content %}
+      {{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}
+    {{- text }}
+    {%- for call in m.tool_calls or [] %}
+      {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+      {{- call.function.arguments | tojson(ensure_ascii=False) + '}</tool_call>' }}{% endfor %}
+  {%- else %}{{ m.content }}{% endif %}
+  {{- '[|endofturn|]\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[|assistant|]\n' }}
+  {{- '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}""",
+}
 #: Parses answers in the format of `TOOL_TEMPLATE`, as in tokenizer_config.json of Transformers 5.
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},

@@ -78,7 +78,7 @@ SIZES: dict[str, dict[str, Any]] = {
     ),
     "falcon": {**_ENCODER, "num_kv_heads": 8},
     **dict.fromkeys(
-        ("mixtral", "granitemoe"),
+        ("mixtral", "granitemoe", "gpt_oss"),
         {**_ENCODER, "num_key_value_heads": 8, "num_local_experts": 8},
     ),
     **dict.fromkeys(
@@ -92,12 +92,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
         "num_experts": 8,
         "shared_expert_intermediate_size": 24,
-    },
-    "gpt_oss": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 2,
-        "num_local_experts": 8,
     },
     "helium": {**_ENCODER, "num_key_value_heads": 8, "head_dim": 4},
     **dict.fromkeys(

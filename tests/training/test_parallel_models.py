@@ -32,6 +32,7 @@ TOGETHER = {
     # The blocks of queries and of neighboring keys, whose heads XLA gathers: suboptimal, and as
     # large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),
+    "olmoe": ("((32,),)",),  # the gradient of the norms over all heads, computed by head
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
     "vision-encoder-decoder": ("(1, 10, 32)",),  # likewise
     "vit": ("(1, 10, 32)",),  # likewise

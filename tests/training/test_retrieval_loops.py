@@ -589,6 +589,8 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     # Four steps with three columns, and two updates per column.
     assert encoder.last_nonzero.min() == 1 and encoder.last_nonzero.max() <= 24
     assert np.abs(encoder.latent_bias).max() > 1e-3
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "- csr\n" in card and "- splade\n" not in card
 
 
 @pytest.mark.slow
@@ -607,6 +609,8 @@ def test_an_autoencoder_is_trained_in_chunks_and_further(fit, corpus, tmp_path):
     expected = losses(tmp_path / "whole")
     assert losses(tmp_path / "chunks") == pytest.approx(expected, rel=1e-5)
     assert trees_equal(chunks.state.extra, whole.state.extra)
+    run("mesh", devices=8, mesh="data=4,fsdp=2")
+    assert losses(tmp_path / "mesh") == pytest.approx(expected, rel=2e-5)
     ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "whole")
     encoder = ours.config.auto_encoder
     # The saved model is trained further, with its own statistics.
