@@ -35,6 +35,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="I/N", help="only the files of the I-th of N parts")
 
 
+def selects_slow(config: pytest.Config) -> bool:
+    """Returns whether ``-m``, or the name of a test on the command line, selects slow tests."""
+    return bool(config.option.markexpr) or any("::" in argument for argument in config.args)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skips files whose tests are all slow, because their imports take seconds."""
+    if collection_path.suffix != ".py" or selects_slow(config):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return bool(re.search(r"^pytestmark = .*\bslow\b", text, re.MULTILINE)) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects other shards, and slow tests unless ``-m`` or the command line selects them.
 
@@ -45,17 +58,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if parts is None or int(parts[1]) > int(parts[2]):
         raise pytest.UsageError(f"--shard {config.option.shard}: give I/N, the I-th of N, as 1/4")
     shard, shards = map(int, parts.groups())
-    asked = config.option.markexpr or any("::" in argument for argument in config.args)
+    slow, named = selects_slow(config), "::" in " ".join(config.args)
+    network = named or "network" in config.option.markexpr
 
     def runs(item: pytest.Item) -> bool:
-        here = zlib.crc32(item.location[0].encode()) % shards == shard - 1
-        if "network" in item.keywords and "network" not in str(asked):
-            return here and "::" in " ".join(config.args)
-        return here and bool(asked or "slow" not in item.keywords)
+        file = item.nodeid.partition("::")[0]
+        if shards > 1 and zlib.crc32(file.encode()) % shards != shard - 1:
+            return False
+        marks = {mark.name for mark in item.iter_markers()}
+        return network if "network" in marks else slow or "slow" not in marks
 
-    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
-    training = Path(__file__).parent / "training"
-    items[:] = sorted(filter(runs, items), key=lambda item: training not in item.path.parents)
+    kept = [item for item in items if runs(item)]
+    config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+    items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith("tests/training/"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -108,7 +123,7 @@ def small_heap(heap_limit: list[float]) -> Iterator[None]:
     """Excludes objects of earlier modules from garbage collection and limits compiled programs.
 
     A compiled program uses about twenty memory maps. The kernel allows 65,530 per process, after
-    which XLA aborts.
+    which XLA aborts. To clear the caches takes seconds, and later tests compile again.
     """
     gc.freeze()
     yield
@@ -123,13 +138,17 @@ def small_heap(heap_limit: list[float]) -> Iterator[None]:
             gc.collect()
             with contextlib.suppress(AttributeError):  # glibc keeps what was freed, until asked
                 ctypes.CDLL(None).malloc_trim(0)
-            heap_limit[0] = max(3.0, gigabytes() + 1)
+            heap_limit[0] = max(heap_limit[0], gigabytes() + 1)
 
 
 @pytest.fixture(scope="session")
 def heap_limit() -> list[float]:
-    """Memory in gigabytes at which caches are cleared. It grows with the remaining memory."""
-    return [3.0]
+    """Memory in gigabytes at which caches are cleared. It grows with the remaining memory.
+
+    All processes of a run use half of the memory.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / 1e9
+    return [max(3.0, total / 2 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
 
 
 def gigabytes() -> float:

@@ -87,7 +87,7 @@ RUN = {
 
 @pytest.mark.parametrize(
     "suite",
-    first(harness.SUITES, "limits", "inference", "data_scale"),
+    first(harness.SUITES, "limits", "data_scale"),
 )
 def test_suite_runs_with_tiny_models_and_writes_its_table(
     suite, inline, tmp_path, capfd, monkeypatch

@@ -51,9 +51,13 @@ def test_an_encoder_decoder_can_encode_decode_and_generate():
     assert "requires tie_word_embeddings=True" in result.text
 
 
-def test_only_the_default_decoder_tokens_of_bart_are_known():
+def test_the_default_decoder_tokens_of_bart_are_known():
     assert "def default_decoder_input_ids" in translate("bart").text
-    result = translate("mbart")  # its default is computed in another way
+
+
+@pytest.mark.slow
+def test_the_default_decoder_tokens_of_mbart_are_computed_in_another_way():
+    result = translate("mbart")
     assert not result.markers and "default_decoder_input_ids" not in result.text
 
 

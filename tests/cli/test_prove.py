@@ -54,6 +54,7 @@ def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
     assert comparison["difference"] > 1e-3
 
 
+@pytest.mark.slow
 def test_accelerate_opens_sharded_weights(bert, tmp_path, capfd):
     pytest.importorskip("accelerate")
     np.savez(bert / "inputs.npz", **{"output:logits": np.zeros(1)})

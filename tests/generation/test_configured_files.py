@@ -51,11 +51,12 @@ def both(folder, ids, **options):
     ("scaling", "length"),
     [
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
-        ({"rope_type": "linear", "factor": 2.0}, 64),
-        (
+        pytest.param({"rope_type": "linear", "factor": 2.0}, 64, marks=pytest.mark.slow),
+        pytest.param(
             {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
             | {"high_freq_factor": 4.0, "original_max_position_embeddings": 16},
             32,
+            marks=pytest.mark.slow,
         ),
         (None, 32),
     ],

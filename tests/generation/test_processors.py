@@ -121,23 +121,25 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("length", [1, 4, LENGTH])
 @pytest.mark.parametrize("name", CASES)
-def test_equals_pytorch(name, length):
+def test_equals_pytorch(name):
     torch = pytest.importorskip("torch")
     from transformers.generation import logits_process
 
     ours, theirs, arguments = CASES[name]
     arguments = [torch.tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    ids, values = tokens()[:, :length], scores()
-    values[0, 3] = -np.inf  # a forbidden token
-    expected = getattr(logits_process, theirs)(*arguments)(
-        torch.tensor(ids).long(), torch.tensor(values)
-    ).numpy()
-    # The rest of the buffer must not affect the result, and the length must be traceable.
-    buffer = np.concatenate([ids, tokens(9, WIDTH - length)], axis=1)
-    for call in (ours, jax.jit(ours.__call__)):
-        np.testing.assert_allclose(call(buffer, jnp.asarray(values), length), expected, rtol=2e-6)
+    compiled = jax.jit(ours.__call__)
+    for length in (1, 4, LENGTH):
+        ids, values = tokens()[:, :length], scores()
+        values[0, 3] = -np.inf  # a forbidden token
+        expected = getattr(logits_process, theirs)(*arguments)(
+            torch.tensor(ids).long(), torch.tensor(values)
+        ).numpy()
+        # The rest of the buffer must not affect the result, and the length must be traceable.
+        buffer = np.concatenate([ids, tokens(9, WIDTH - length)], axis=1)
+        for call in (ours, compiled):
+            actual = call(buffer, jnp.asarray(values), length)
+            np.testing.assert_allclose(actual, expected, rtol=2e-6, err_msg=f"length {length}")
 
 
 def test_invalid_values_become_finite():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import jax
 import numpy as np
 import pytest
 
@@ -67,7 +68,8 @@ def output(model, inputs):
         with torch.no_grad():
             tensors = {key: torch.tensor(value) for key, value in inputs.items()}
             return model.eval()(**tensors)[0].numpy()
-    return np.asarray(model(**inputs)[0])
+    run = jax.jit(lambda params: model(**inputs, params=params)[0])
+    return np.asarray(run(model.params))
 
 
 def assert_close(first, second, inputs):

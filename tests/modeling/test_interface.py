@@ -25,7 +25,7 @@ IDS = np.arange(4, 24).reshape(2, 10)
 
 @pytest.fixture(scope="module")
 def model():
-    return hfseq.FlaxRobertaForMaskedLM(models.roberta_config())
+    return hfseq.FlaxRobertaForMaskedLM(models.roberta_config(num_hidden_layers=1))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_a_model_prints_its_class_size_dtypes_and_devices(model, folder):
     assert "computation in bfloat16" in repr(loaded)
     empty, _ = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(folder, _do_init=False)
     assert "no parameters" in repr(empty)
-    assert model.tree(1).splitlines()[1:] == ["lm_head: 1,184", "roberta: 18,464"]
+    assert model.tree(1).splitlines()[1:] == ["lm_head: 1,184", "roberta: 10,960"]
 
 
 def test_sizes_and_devices_are_attributes_as_in_pytorch(model):
@@ -174,7 +174,7 @@ MESHES = [
 ]
 
 
-@pytest.mark.parametrize(("axis_type", "shape", "names"), first(MESHES, MESHES[2], MESHES[4]))
+@pytest.mark.parametrize(("axis_type", "shape", "names"), first(MESHES, MESHES[4]))
 def test_models_are_sharded_over_any_mesh(folder, axis_type, shape, names):
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, names, axis_types=(axis_type,) * len(names), devices=devices)
@@ -187,13 +187,13 @@ def test_models_are_sharded_over_any_mesh(folder, axis_type, shape, names):
         kernel = model.params["roberta"]["encoder"]["layer"]["0"]["output"]["dense"]["kernel"]
         is_split = not kernel.sharding.is_fully_replicated
         assert is_split == ("fsdp" in names or "tensor" in names)
-        np.testing.assert_allclose(model(IDS).logits, expected, atol=1e-5)
         rows = "data" if "data" in names else "fsdp"
-        ids = jax.device_put(IDS, NamedSharding(mesh, PartitionSpec(rows)))
-        np.testing.assert_allclose(model(ids).logits, expected, atol=1e-5)
         ids = jax.device_put(IDS, NamedSharding(complete, PartitionSpec(rows)))
         step = jax.jit(lambda params, ids, model=model: model(ids, params=params).logits)
         np.testing.assert_allclose(step(model.params, ids), expected, atol=1e-5)
+    np.testing.assert_allclose(loaded(IDS).logits, expected, atol=1e-5)
+    ids = jax.device_put(IDS, NamedSharding(mesh, PartitionSpec(rows)))
+    np.testing.assert_allclose(loaded(ids).logits, expected, atol=1e-5)
 
 
 def test_explicit_axes_and_unknown_axes_are_named(model):

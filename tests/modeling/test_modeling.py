@@ -17,6 +17,7 @@ from hfseq.nn import trees
 from hfseq.nn.outputs import FlaxBaseModelOutput
 from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM, FlaxBertModel
 from tests.support.models import bert_config, close, ids, trees_equal
+from tests.support.tiers import first
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_params_are_plain_nested_dicts_in_float32(model):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {"float32"}
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", first([jnp.bfloat16, jnp.float16], jnp.bfloat16))
 def test_params_are_float32_for_any_dtype(dtype):
     half = FlaxBertModel(bert_config(num_hidden_layers=1), dtype=dtype)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(half.params)} == {"float32"}
@@ -160,29 +161,6 @@ def test_eval_shape_needs_no_parameters(blank):
     assert output.logits.shape == (2, 12, 64)
 
 
-def test_optax_loop_with_dropout_learns(model):
-    import optax
-
-    optimizer, tokens = optax.adam(1e-2), ids()
-
-    @jax.jit
-    def step(params, state, key):
-        def loss(params):
-            logits = model(tokens, params=params, dropout_rng=key, train=True).logits
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state, value
-
-    params, state = model.params, optimizer.init(model.params)
-    losses = []
-    for number in range(15):
-        params, state, value = step(params, state, jax.random.PRNGKey(number))
-        losses.append(float(value))
-    assert losses[-1] < losses[0] - 1
-
-
 def test_pmap_and_assignment_of_tracers():
     small = FlaxBertModel(bert_config(num_hidden_layers=1))
     expected = small(ids(8)).last_hidden_state
@@ -217,7 +195,7 @@ def test_training_with_dropout_needs_a_key(model):
 
 
 def test_gradient_checkpointing_can_be_switched_on_later():
-    checkpointed = FlaxBertModel(bert_config())
+    checkpointed = FlaxBertModel(bert_config(num_hidden_layers=1))
     initial, params = checkpointed(ids())[0], checkpointed.params
     checkpointed.enable_gradient_checkpointing()
     jaxpr = str(jax.make_jaxpr(lambda p: checkpointed(ids(), params=p)[0])(params))
@@ -318,10 +296,10 @@ def test_cached_decoding_works_with_scanned_layers():
     config = bert_config(is_decoder=True)
     loop = FlaxBertForCausalLM(config)
     scan = FlaxBertForCausalLM(config, scan_layers=True)
-    full, cache, parts = loop(ids()).logits, scan.init_cache(2, 12), []
+    full, cache, parts = jax.jit(loop)(ids()).logits, scan.init_cache(2, 12), []
     for columns in (slice(0, 7), slice(7, 8), slice(8, 12)):
         positions = np.arange(12)[None, columns].repeat(2, 0)
-        output = scan(ids()[:, columns], position_ids=positions, past_key_values=cache)
+        output = jax.jit(scan)(ids()[:, columns], position_ids=positions, past_key_values=cache)
         cache = output.past_key_values
         parts.append(output.logits)
     assert close(np.concatenate(parts, 1), full)

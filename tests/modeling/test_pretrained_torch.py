@@ -33,7 +33,8 @@ def heads():
     for name, config in (("bert", bert_config), ("roberta", roberta_config)):
         spec = plugins.load().architectures[name].target
         for task in spec.heads:
-            yield pytest.param(spec, task, config, id=f"{name}-{task}")
+            slow = () if task in ("ForPreTraining", "ForMaskedLM") else pytest.mark.slow
+            yield pytest.param(spec, task, config, id=f"{name}-{task}", marks=slow)
 
 
 @pytest.mark.parametrize(("spec", "task", "config"), list(heads()))

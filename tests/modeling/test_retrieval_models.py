@@ -66,11 +66,11 @@ def test_reduced_logits_have_the_gradients_of_full_logits(strategy):
 
 def test_an_unreduced_model_gives_the_same_sparse_vectors(saved, monkeypatch):
     model = hfseq.RetrievalModel.from_pretrained(saved["sparse"])
-    expected = model.encode(TEXTS, convert_to_sparse_tensor=False)
+    expected = model.encode(TEXTS[2:4], convert_to_sparse_tensor=False)
     # A family without vocabulary_logits returns the logits of all tokens.
     monkeypatch.setattr("hfseq.nn.vocabulary_logits", lambda head, x, _: head(x))
     plain = hfseq.RetrievalModel.from_pretrained(saved["sparse"])
-    actual = plain.encode(TEXTS, convert_to_sparse_tensor=False)
+    actual = plain.encode(TEXTS[2:4], convert_to_sparse_tensor=False)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
@@ -259,7 +259,7 @@ def test_trained_modules_are_parameters_and_are_saved(bert, tmp_path):
         run = lambda **inputs: model(**inputs, params=params)  # noqa: E731
         return config.embed(run, inputs, params["sentence_modules"])[0].sum()
 
-    gradient = jax.grad(loss)(model.params)["sentence_modules"]["dense_0"]["kernel"]
+    gradient = jax.jit(jax.grad(loss))(model.params)["sentence_modules"]["dense_0"]["kernel"]
     assert np.abs(gradient).max() > 0
     trained = jax.tree.map(lambda leaf: leaf, model.params)
     trained["sentence_modules"]["dense_0"]["kernel"] = kernel + gradient

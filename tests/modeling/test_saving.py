@@ -26,8 +26,7 @@ def pruned(model, *left_out):
     return trees.unflatten({path: leaf for path, leaf in flat.items() if path not in left_out})
 
 
-@pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize(("safe", "scanned"), [(True, True), (False, False)])
 def test_incomplete_tree_is_saved_with_a_warning(tmp_path, caplog, safe, scanned):
     model = FlaxBertForMaskedLM(bert_config(), scan_layers=scanned, seed=3)
     layer = ("bert", "encoder", "layer") + (() if scanned else ("1",))

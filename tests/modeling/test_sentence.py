@@ -30,7 +30,8 @@ def one_by_one(model, text, modes, prompt=""):
 
     tokenizer = AutoTokenizer.from_pretrained(model._source[0])
     ids = tokenizer(prompt + text, return_tensors="np")["input_ids"]
-    hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0], np.float64)
+    run = jax.jit(lambda ids: model(ids, np.ones(ids.shape, np.int32)).last_hidden_state)
+    hidden = np.asarray(run(ids)[0], np.float64)
     weights = np.arange(1, len(hidden) + 1)[:, None]
     pooled = {
         "cls": hidden[0],
@@ -43,21 +44,20 @@ def one_by_one(model, text, modes, prompt=""):
     return np.concatenate([pooled[mode] for mode in modes])
 
 
-@pytest.mark.parametrize(
-    "modes", [("mean",), ("mean", "max", "cls"), tuple(POOLING_MODES)], ids=str
-)
-def test_pooling_modes_match_for_any_batch(folder, modes):
-    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+def test_pooling_modes_match_for_any_batch(folder):
+    model, texts = hfseq.FlaxAutoModel.from_pretrained(folder), TEXTS[1:4]
+    modes = tuple(POOLING_MODES)
     model.sentence_config = SentenceConfig(modes)
-    expected = np.stack([one_by_one(model, text, modes) for text in TEXTS])
-    for size in (1, 3, 32):
-        np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), expected, atol=2e-5)
-    assert model.encode(TEXTS[0]).shape == expected[0].shape
-    if len(modes) == 1:
-        plain = hfseq.FlaxAutoModel.from_pretrained(folder)
-        truncated = plain.encode(TEXTS, pooling=modes[0], normalize_embeddings=True, truncate_dim=9)
-        cut = expected[:, :9] / np.linalg.norm(expected[:, :9], axis=1, keepdims=True)
-        np.testing.assert_allclose(truncated, cut, atol=1e-5)
+    expected = np.stack([one_by_one(model, text, modes) for text in texts])
+    for size in (1, 2, 32):
+        np.testing.assert_allclose(model.encode(texts, batch_size=size), expected, atol=2e-5)
+    assert model.encode(texts[0]).shape == expected[0].shape
+    plain = hfseq.FlaxAutoModel.from_pretrained(folder)
+    truncated = plain.encode(texts, pooling="mean", normalize_embeddings=True, truncate_dim=9)
+    start = modes.index("mean") * 32
+    cut = expected[:, start : start + 9]
+    cut = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+    np.testing.assert_allclose(truncated, cut, atol=1e-5)
 
 
 def test_the_files_are_written_and_read(folder, tmp_path, caplog):
@@ -147,14 +147,14 @@ def test_dense_layers_may_add_their_input(saved, tmp_path, features):
     kernel, residual = draw.normal(size=(2, 32, features)).astype(np.float32)
     projection = None if features == 32 else residual
     model = hfseq.FlaxAutoModel.from_pretrained(saved)
-    plain = model.encode(TEXTS)
+    plain = model.encode(TEXTS[2:4])
     layer = Dense(kernel, None, "Tanh", use_residual=True, residual=projection)
     model.sentence_config = SentenceConfig(dense=(layer,))
     expected = np.tanh(plain @ kernel) + (plain if projection is None else plain @ projection)
-    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[2:4]), expected, atol=1e-5)
     model.save_pretrained(saved)
     again = hfseq.FlaxAutoModel.from_pretrained(saved)
-    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(again.encode(TEXTS[2:4]), expected, atol=1e-5)
     change(saved / "2_Dense" / "config.json", module_input_name="token_embeddings")
     with pytest.raises(CheckpointError, match="module_input_name 'token_embeddings'"):
         hfseq.FlaxAutoModel.from_pretrained(saved).encode(TEXTS)
@@ -193,7 +193,8 @@ def test_token_types_of_texts_and_pairs_reach_the_model(saved):
         for text, vector in zip(texts, model.encode(texts), strict=True):
             sides = (text,) if isinstance(text, str) else text
             inputs = dict(tokenizer(*sides, return_tensors="np"))
-            hidden = np.asarray(model(**inputs).last_hidden_state[0])
+            run = jax.jit(lambda inputs: model(**inputs).last_hidden_state[0])
+            hidden = np.asarray(run(inputs))
             assert inputs["token_type_ids"].any()
             np.testing.assert_allclose(vector, hidden.mean(0), atol=2e-5)
     with pytest.raises(UsageError, match="sentence 2 must be a text, not"):
@@ -231,7 +232,8 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
     model.sentence_config = SentenceConfig(include_prompt=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the law river", return_tensors="np")["input_ids"]
-    hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0])
+    run = jax.jit(lambda ids: model(ids, np.ones(ids.shape, np.int32)).last_hidden_state)
+    hidden = np.asarray(run(ids)[0])
     left = len(tokenizer("the law")["input_ids"]) - 1
     result = model.encode("river", prompt="the law ")
     np.testing.assert_allclose(result, hidden[left:].mean(0), atol=1e-5)

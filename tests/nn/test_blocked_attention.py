@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +27,9 @@ def in_blocks(monkeypatch):
     monkeypatch.setattr(cpu, "CAUSAL_BLOCK_QUERIES", 3)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
 @pytest.mark.parametrize(
-    "name",
-    first(OPTIONS, "causal", "documents"),
+    ("name", "rate"),
+    first(itertools.product(OPTIONS, (0.0, 0.3)), ("causal", 0.3), ("documents", 0.3)),
 )
 def test_blocks_equal_explicit_attention(name, rate, request, monkeypatch):
     explicit = results(OPTIONS[name], arrays(), rate, per_row=True)

@@ -62,12 +62,11 @@ def test_products_use_the_dtype_and_are_close_to_float32(name, axis):
     x, w = random(3, 5, 64), random(64, 48, seed=1)
     w = w if axis == 0 else w.T
     dimensions = (((2,), (axis,)), ((), ()))
-    actual = quantized_product(name, TYPES[name], x, w, dimensions)
+    product = jax.jit(lambda x, w: quantized_product(name, TYPES[name], x, w, dimensions))
+    actual = product(x, w)
     exact = jax.lax.dot_general(x, w, dimensions)
     assert actual.dtype == x.dtype and 0 < distance(actual, exact) < ERRORS[name]
-    jaxpr = str(
-        jax.make_jaxpr(lambda x, w: quantized_product(name, TYPES[name], x, w, dimensions))(x, w)
-    )
+    jaxpr = str(jax.make_jaxpr(product)(x, w))
     hlo_dtype = {"qwix_int8": "i8", "qwix_fp8": "f8_e4m3fn"}[name]
     (line,) = [line for line in jaxpr.splitlines() if "dot_general[" in line]
     assert f"{hlo_dtype}[" in jaxpr and line
@@ -79,8 +78,8 @@ def test_an_outlier_in_one_token_does_not_affect_others():
     x, w = random(4, 64), random(64, 8, seed=1)
     dimensions = (((1,), (0,)), ((), ()))
     wild = x.at[0].multiply(1e4)
-    actual = quantized_product("qwix_int8", jnp.int8, wild, w, dimensions)
-    exact = quantized_product("qwix_int8", jnp.int8, x, w, dimensions)
+    product = jax.jit(lambda x: quantized_product("qwix_int8", jnp.int8, x, w, dimensions))
+    actual, exact = product(wild), product(x)
     assert close(actual[1:], exact[1:], 1e-6)
 
 
@@ -89,8 +88,10 @@ def test_inference_is_close_to_float32_with_the_same_parameters(name):
     pytest.importorskip("qwix")
     plain, quantized = model("float32"), model(name)
     ids = np.random.default_rng(0).integers(0, 60, (3, 12), dtype=np.int32)
-    exact = plain(ids).logits
-    actual = quantized(ids, params=plain.params).logits
+    exact, actual = (
+        jax.jit(lambda params, model=model: model(ids, params=params).logits)(plain.params)
+        for model in (plain, quantized)
+    )
     shapes = [jax.tree.map(jnp.shape, m.params) for m in (plain, quantized)]
     assert shapes[0] == shapes[1] and quantized.extra == {}
     assert 0 < distance(actual, exact) < 2.5 * ERRORS[name]
@@ -148,7 +149,8 @@ def test_the_backward_pass_does_not_keep_a_dequantized_kernel(qtype):
     pytest.importorskip("qwix")
     x, kernel = random(5, 64), quantize_kernel(random(64, 48, seed=1), qtype, 0)
     dimensions = (((1,), (0,)), ((), ()))
-    y, back = jax.vjp(lambda x: quantized_kernel_product(x, kernel, None, dimensions), x)
+    product = jax.jit(lambda x: quantized_kernel_product(x, kernel, None, dimensions))
+    y, back = jax.vjp(product, x)
     dequantized = dequantize(kernel, jnp.float32)
     assert np.allclose(y, x @ dequantized, atol=1e-5)
     assert np.allclose(back(y)[0], y @ dequantized.T, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_rotated_heads_equal_pytorch(case, length):
     positions = np.stack([np.arange(length), np.arange(length)[::-1]])
     x = np.random.default_rng(0).normal(size=(2, length, 3, HEAD)).astype(np.float32)
     width = HEAD // 2 if case == "partial" else HEAD
-    rotated = nn.rotate(jnp.asarray(x), nn.Rotary(llama_config, width)(jnp.asarray(positions)))
+    rotate = jax.jit(lambda x, positions: nn.rotate(x, nn.Rotary(llama_config, width)(positions)))
+    rotated = rotate(x, positions)
     states = torch.from_numpy(x).transpose(1, 2)
     cos, sin = table(llama_config)(states, torch.from_numpy(positions.copy()))
     width = cos.shape[-1]

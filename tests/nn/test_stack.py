@@ -55,8 +55,10 @@ def trained(model, remat, **kwargs):
     return jax.jit(jax.grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "remat"),
+    [pytest.param(1, False, marks=pytest.mark.slow), (1, True), (3, False), (3, True)],
+)
 def test_scan_matches_loop_bit_for_bit(remat, count):
     loop, scan = models(count)
     (listed, plain), (stacked, scanned) = trained(loop, remat), trained(scan, remat)

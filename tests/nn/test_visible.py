@@ -60,7 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_visibility_matches_its_mask(case):
-    sizes = [(7, 7)] if case["segments"] == "same" else [(7, 7), (5, 8), (8, 5)]
+    sizes = [(7, 7)] if case["segments"] == "same" else [(5, 8), (8, 5)]
     for queries, keys in sizes:
         visible, expected = described(queries, keys, **case)
         array = visible.array(queries, keys)

@@ -36,7 +36,8 @@ def build_objective(tmp_path, tokenizer_of):
         tokenizer, config = tokenizer_of(family), config or bert_config
         files = {"train_file": [str(file)], "validation_file": [str(file)]}
         arguments = ClassificationArguments(**(files | flags))
-        config = config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+        tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        config = config(num_hidden_layers=1, **tokens)
         Classification.configure_data(config, arguments, None)
         from hfseq import FlaxAutoModelForSequenceClassification
 

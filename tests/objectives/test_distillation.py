@@ -139,7 +139,8 @@ def preference_losses(folder, name, model, teacher, **flags):
         inputs["auxiliary"] = {"teacher": teacher.params, "reference": teacher.params}
         if objective.uses_step_totals:
             inputs["step_totals"] = objective.step_totals(model, model.params, inputs, {})
-        total, count, outputs = objective.loss(model, model.params, inputs, None, True, extra={})
+        run = jax.jit(lambda p, inputs, o=objective: o.loss(model, p, inputs, None, True, extra={}))
+        total, count, outputs = run(model.params, inputs)
         totals = {key: float(part) for key, part in outputs["totals"].items()}
         metrics = objective.metrics({"loss": float(total), "count": float(count)} | totals)
         results.append((float(total) / float(count), metrics, batch))
@@ -184,7 +185,8 @@ def test_a_teacher_is_compared_at_the_tokens_of_all_answers(
     elif segments.ndim == 2:
         inputs["segment_ids"] = segments
     student_logits, teacher_logits = (
-        np.float64(each(**inputs).logits) for each in (model, teacher)
+        np.float64(jax.jit(lambda inputs, each=each: each(**inputs).logits)(inputs))
+        for each in (model, teacher)
     )
     expected = kl(softmax(teacher_logits), softmax(student_logits))[learned > 0].mean()
     assert metrics["distillation_loss"] == pytest.approx(expected, rel=2e-5)

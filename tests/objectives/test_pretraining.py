@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig
@@ -59,7 +60,7 @@ def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     model = FlaxElectraForPreTraining(output.config, seed=1)
     batch = output.collate(rows, numbers(rows), 1)
     logits = np.asarray(
-        model(
+        jax.jit(model)(
             batch["input_ids"],
             (batch["segment_ids"] > 0).astype(int),
             segment_ids=batch["segment_ids"],

@@ -487,20 +487,19 @@ def test_rows_that_pad_the_batch_do_not_change_reconstructions(normalize):
     valid = np.r_[np.zeros(2, bool), np.ones(ROWS - 2, bool)]
     vectors[:2] = 9.0
     buffers = encoder.buffers["last_nonzero"]
-    _, loss, statistics = auto_encoder.reconstruct(
-        encoder, jnp.asarray(vectors), encoder.weights, buffers, valid
+    run = jax.jit(
+        lambda vectors, valid: auto_encoder.reconstruct(
+            encoder, vectors, encoder.weights, buffers, valid
+        )
     )
-    latents, expected_loss, expected_statistics = auto_encoder.reconstruct(
-        encoder, jnp.asarray(vectors[2:]), encoder.weights, buffers, valid[2:]
-    )
+    _, loss, statistics = run(vectors, valid)
+    latents, expected_loss, expected_statistics = run(vectors[2:], valid[2:])
     np.testing.assert_allclose(loss, expected_loss, rtol=2e-6)
     np.testing.assert_array_equal(statistics, expected_statistics)
     assert ((latents > 0).sum(-1) <= 3).all() and (latents > 0).any()
     # Equal texts have no spread, by which the auxiliary loss is divided.
     equal = jnp.ones((4, 2, FEATURES))
-    assert np.isfinite(
-        auto_encoder.reconstruct(encoder, equal, encoder.weights, buffers, valid[:4])[1]
-    )
+    assert np.isfinite(run(equal, valid[:4])[1])
 
 
 @pytest.mark.slow

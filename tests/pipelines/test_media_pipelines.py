@@ -40,7 +40,7 @@ CASES = [
     ("zero-shot-image-classification", "clip", ["0.png", "1.png"],
      {"candidate_labels": ["river", "law", "a small company"]}),
     ("automatic-speech-recognition", "ctc", ["0.wav"], {}),
-    ("automatic-speech-recognition", "ctc", ["3.wav"], {"return_timestamps": "char"}),
+    ("automatic-speech-recognition", "ctc", ["4.wav"], {"return_timestamps": "char"}),
     ("automatic-speech-recognition", "ctc", ["4.wav"], {"return_timestamps": "word"}),
     ("automatic-speech-recognition", "ctc-group", ["0.wav", "1.wav"], {}),
     ("automatic-speech-recognition", "ctc-group", ["4.wav"],

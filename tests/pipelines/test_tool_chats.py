@@ -77,15 +77,19 @@ def answer_with(generator, monkeypatch, text):
     return prompts
 
 
-@pytest.mark.parametrize("template", [TOOL_TEMPLATE, PLAIN_TEMPLATE, TEMPLATE])
-@pytest.mark.parametrize("length", [2, 4])
+QUIET = {"enable_thinking": False}
+WITHOUT_THINKING = {"chat_template_kwargs": QUIET}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("template", "length", "options"),
     [
-        {},
-        {"tools": [WEATHER]},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"tools": [WEATHER], "tokenizer_encode_kwargs": {"enable_thinking": False}},
+        (TOOL_TEMPLATE, 2, {"tools": [WEATHER]}),
+        (TOOL_TEMPLATE, 4, {}),
+        (TOOL_TEMPLATE, 4, WITHOUT_THINKING),
+        (TOOL_TEMPLATE, 4, {"tools": [WEATHER], "tokenizer_encode_kwargs": QUIET}),
+        (PLAIN_TEMPLATE, 4, {"tools": [WEATHER]}),
+        (TEMPLATE, 2, WITHOUT_THINKING),
     ],
 )
 def test_prompts_are_those_of_apply_chat_template(

@@ -59,8 +59,6 @@ def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
     ]
     assert cli.main([*words, "flash"]) == 2
     assert "attn_implementation 'flash'" in capsys.readouterr().err
-    assert cli.main([*words, "explicit"]) == 0
-    assert "attention explicit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

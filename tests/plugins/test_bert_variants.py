@@ -55,6 +55,7 @@ def test_task_types_are_those_of_pytorch(tmp_path):
     assert not close(model(**inputs).logits, model(ids()).logits, 1e-3)
 
 
+@pytest.mark.slow
 def test_choices_have_task_types():
     model = hfseq.FlaxErnieForMultipleChoice(config_of("ernie", num_hidden_layers=1), seed=1)
     choices = ids(4).reshape(2, 2, 12)

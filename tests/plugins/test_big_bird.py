@@ -111,7 +111,8 @@ def test_rows_attend_to_global_and_neighboring_blocks():
     tokens = np.maximum(ids(1, 24) % 60, 2)
     changed = tokens.copy()
     changed[0, 11] = 61  # in block 5: blocks 4, 5 and 6 see it, and the first and the last
-    original, perturbed = (np.asarray(model(t).last_hidden_state)[0] for t in (tokens, changed))
+    run = jax.jit(lambda ids: model(ids).last_hidden_state[0])
+    original, perturbed = (np.asarray(run(t)) for t in (tokens, changed))
     moved = (np.abs(original - perturbed).max(-1) > 1e-7).reshape(12, 2).any(1)
     assert np.flatnonzero(moved).tolist() == [0, 4, 5, 6, 11]
 

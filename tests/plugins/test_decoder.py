@@ -172,7 +172,7 @@ def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
 # ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [5, None])
+@pytest.mark.parametrize("window", first([5, None], 5))
 def test_window_includes_the_query_position(window):
     model = built("mistral", num_hidden_layers=1, sliding_window=window)
     tokens = ids(1, 12)
@@ -192,13 +192,14 @@ def test_ties_and_bases_of_the_configuration_are_not_ignored():
 
 
 def test_rows_longer_than_trained_positions_are_accepted():
-    assert built("llama")(ids(1, 60)).logits.shape == (1, 60, 64)
+    assert jax.eval_shape(built("llama"), ids(1, 60)).logits.shape == (1, 60, 64)
 
 
 def test_scaled_embeddings_are_rounded_as_pytorch_rounds_them():
     model = built("gemma", "Model", hidden_size=48, num_hidden_layers=1)
     half = type(model)(model.config, dtype=jnp.bfloat16, _do_init=False)
-    states = half(ids(1, 6), params=model.params, output_hidden_states=True).hidden_states[0]
+    run = jax.jit(lambda params: half(ids(1, 6), params=params, output_hidden_states=True))
+    states = run(model.params).hidden_states[0]
     rows = jnp.asarray(model.params["embed_tokens"]["embedding"])[ids(1, 6)].astype(jnp.bfloat16)
     assert (states == rows * jnp.bfloat16(48**0.5)).all()
 

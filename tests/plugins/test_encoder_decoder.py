@@ -177,7 +177,6 @@ def model_part(model):
 @pytest.mark.parametrize(
     ("variant", "encoder", "decoder", "message"),
     [
-        ("EncoderDecoder", "vit", "gpt2", "encoder .* input_ids, .* 'vit' is pixel_values"),
         ("VisionEncoderDecoder", "bert", "gpt2", "encoder .* pixel_values, .* 'bert' is input_ids"),
         (
             "SpeechEncoderDecoder",

@@ -56,7 +56,7 @@ def test_hidden_tokens_and_contacts_are_those_of_pytorch(changes, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import EsmForMaskedLM
 
-    model = FlaxEsmForMaskedLM(config(**changes), seed=1)
+    model = FlaxEsmForMaskedLM(config(num_hidden_layers=1, **changes), seed=1)
     model.save_pretrained(tmp_path)
     theirs = EsmForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     tokens, mask = ids(3, 12), np.ones((3, 12), np.int64)

@@ -20,6 +20,7 @@ from hfseq_plugins.fp8_encoder.modeling import (
 )
 from hfseq_plugins.megatron_bert import modeling as megatron
 from tests.support.models import close, fp8_encoder_config, ids, rewrite_tensors, trees_equal
+from tests.support.tiers import first
 
 TOKENS, MASK = ids(2, 7), np.array([[1] * 7, [1] * 4 + [0] * 3])
 CLASSES = {
@@ -70,7 +71,7 @@ def test_one_directory_for_everybody(cls, changes, tmp_path):
     assert close(result(stock.from_pretrained(tmp_path), TOKENS, MASK), result(model, TOKENS, MASK))
 
 
-@pytest.mark.parametrize(("cls", "changes"), TWINS)
+@pytest.mark.parametrize(("cls", "changes"), first(TWINS, TWINS[0], TWINS[3], TWINS[5]))
 def test_pytorch_computes_the_same_and_saves_it_back(cls, changes, tmp_path):
     torch = pytest.importorskip("torch")
     import transformers

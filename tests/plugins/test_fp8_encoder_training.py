@@ -138,7 +138,11 @@ def test_weights_without_a_sidecar_begin_with_fresh_scales(tmp_path):
     ("changes", "problem"),
     [
         ({"intermediate_size": 64}, r"measured on a kernel \[32, 64\], .*\[32, 48\]"),
-        ({"num_hidden_layers": 3}, r"layer\.2\S*: this model has no such FP8 layer"),
+        pytest.param(
+            {"num_hidden_layers": 3},
+            r"layer\.2\S*: this model has no such FP8 layer",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sidecar_of_another_model_is_refused(changes, problem, tmp_path):

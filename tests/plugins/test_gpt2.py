@@ -13,15 +13,20 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.gpt2.modeling import FlaxGPT2LMHeadModel, FlaxGPT2Model
 from tests.support.models import close, gpt2_config, ids, rewrite_tensors, trees_equal
 from tests.support.parity import compare
-from tests.support.tiers import first, heads
+from tests.support.tiers import DECODER_CHECKS, first, heads
 from tests.support.v4_trees import write_v4
 
 QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-@pytest.mark.parametrize("head", first(heads("gpt2"), "ForCausalLM"))
-def test_battery(head):
-    check_architecture("gpt2", gpt2_config(), heads=[head])
+QUICK = ("ForCausalLM", DECODER_CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("head", "checks"), first([QUICK, *((head, None) for head in heads("gpt2"))], QUICK)
+)
+def test_battery(head, checks):
+    check_architecture("gpt2", gpt2_config(), heads=[head], checks=checks)
 
 
 @pytest.mark.slow

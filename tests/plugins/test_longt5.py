@@ -76,7 +76,8 @@ def test_a_token_sees_its_radius_and_summaries_beyond_it(variant):
     tokens = np.maximum(ids(1, 24), 2)
     changed = tokens.copy()
     changed[0, 20] = 63 - changed[0, 20]
-    initial, updated = (np.asarray(model.encode(t).last_hidden_state)[0] for t in (tokens, changed))
+    encode = jax.jit(lambda ids: model.encode(ids).last_hidden_state[0])
+    initial, updated = (np.asarray(encode(t)) for t in (tokens, changed))
     far = np.abs(initial - updated).max(-1)
     assert (far[17:24] > 1e-6).all() and (far[:17] > 0).any() == bool(variant)
 

@@ -5,6 +5,7 @@ They are loaded as plugins, as a user loads them, and replace in-tree families o
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from transformers import (
@@ -164,14 +165,15 @@ def test_a_recurrent_state_is_carried_between_windows():
     loaded = plugins.load([EXAMPLES / "mamba2_decoder.py"])
     model = loaded.architectures["mamba2"].target.load_head("ForCausalLM")(mamba2(), seed=1)
     ids = np.random.default_rng(0).integers(3, 64, (2, 12))
-    whole = model(ids).logits
+    run = jax.jit(model)
+    whole = run(ids).logits
     cache = model.init_cache(2, 0)
-    first = model(ids[:, :5], past_key_values=cache)
-    carried = model(ids[:, 5:], past_key_values=first.past_key_values)
+    first = run(ids[:, :5], past_key_values=cache)
+    carried = run(ids[:, 5:], past_key_values=first.past_key_values)
     np.testing.assert_allclose(carried.logits, whole[:, 5:], atol=1e-5)
     rows = np.array([True, False])
-    reset = model(ids[:, 5:], past_key_values=first.past_key_values, reset_rows=rows)
-    np.testing.assert_allclose(reset.logits[0], model(ids[:1, 5:]).logits[0], atol=1e-5)
+    reset = run(ids[:, 5:], past_key_values=first.past_key_values, reset_rows=rows)
+    np.testing.assert_allclose(reset.logits[0], run(ids[:, 5:]).logits[0], atol=1e-5)
     np.testing.assert_allclose(reset.logits[1], whole[1, 5:], atol=1e-5)
     plugins.unload()
 
@@ -184,7 +186,8 @@ def test_the_classification_head_passes_the_battery():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 24}
     config = config_class(**sizes, **heads, pad_token_id=0, num_labels=3)
     head = ["ForSequenceClassification"]
-    report = check_architecture("llama_mean", config, heads=head, torch=False)
+    checks = ["shapes", "gradients", "padding"]
+    report = check_architecture("llama_mean", config, heads=head, checks=checks)
     assert "FlaxLlamaMeanForSequenceClassification.padding" in report.passed
     assert "hidden_act" in report.unmoved and "hidden_size" not in report.unmoved
     plugins.unload()

@@ -82,7 +82,8 @@ def test_three_steps_move_parameters_and_statistics_as_in_pytorch(name, tmp_path
 
 
 def test_params_hold_the_statistics_as_in_version_4(tmp_path, caplog):
-    model = hfseq.FlaxResNetForImageClassification(config_of("resnet", depths=[1, 1]))
+    config = config_of("resnet", hidden_sizes=[8], depths=[1])
+    model = hfseq.FlaxResNetForImageClassification(config)
     pixels = models.images()
     assert model.params.keys() == {"params", "batch_stats"}
     assert model.init_weights(jax.random.key(0)).keys() == {"params", "batch_stats"}

@@ -1,5 +1,6 @@
 """Errors of the Transformers 4 families for invalid inputs and files of other families."""
 
+import jax
 import numpy as np
 import pytest
 from transformers import PreTrainedConfig
@@ -129,7 +130,7 @@ def test_window_larger_than_cache_sees_whole_cache(window):
     cache, parts, mask = model.init_cache(2, 8), [], np.ones((2, 8), int)
     for columns in (slice(0, 5), slice(5, 8)):
         positions = np.broadcast_to(np.arange(8)[columns], ids[:, columns].shape)
-        output = model(
+        output = jax.jit(model)(
             ids[:, columns], attention_mask=mask, position_ids=positions, past_key_values=cache
         )
         parts.append(output.logits)

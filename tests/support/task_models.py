@@ -28,7 +28,7 @@ CHAT = (
 )
 SIZES = {
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 130,
@@ -79,7 +79,7 @@ def make(root: Path, name: str) -> Path:
             }
         }
     if family == "gpt2":
-        sizes = {"initializer_range": 0.5, "n_positions": 128}
+        sizes = {"initializer_range": 0.5, "n_positions": 128, "n_layer": 1}
         (root / name / "chat_template.jinja").write_text(CHAT)
     config = build(vocab_size=len(tokenizer), **{**sizes, **ids, **changes})
     getattr(hfseq, f"Flax{variant}")(config, seed=1).save_pretrained(root / name)
@@ -102,7 +102,7 @@ def save_media_models(root: Path) -> None:
     size = {"height": 12, "width": 12}
     for name in ("vit", "features", "clip"):
         transformers.ViTImageProcessorPil(size=size).save_pretrained(root / name)
-    vit = {"image_size": 12, "patch_size": 4, "initializer_range": 0.5}
+    vit = {"image_size": 12, "patch_size": 4, "initializer_range": 0.5, "num_hidden_layers": 1}
     hfseq.FlaxViTForImageClassification(
         models.vit_config(num_labels=7, **vit), seed=1
     ).save_pretrained(root / "vit")
@@ -125,6 +125,7 @@ def save_media_models(root: Path) -> None:
         extractor.save_pretrained(root / name)
         config = models.wav2vec2_config(
             vocab_size=len(letters),
+            num_hidden_layers=1,
             initializer_range=0.5,
             pad_token_id=0,
             feat_extract_norm=norm,

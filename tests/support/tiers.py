@@ -10,7 +10,17 @@ import pytest
 from hfseq import plugins
 
 #: Checks that run without ``-m slow`` for a family, if all checks already run for a similar family.
-CHECKS = ["save_and_load", "torch_loads_it", "torch_tree", "torch_parity"]
+CHECKS = ["torch_loads_it", "torch_tree", "torch_parity"]
+
+#: The checks that run for a decoder, if all checks already run for an encoder.
+DECODER_CHECKS = [
+    *CHECKS,
+    "scan_layers",
+    "packing",
+    "cached_decoding",
+    "generation",
+    "torch_generation",
+]
 
 
 def first(values: Iterable[Any], *default: Any) -> list[Any]:

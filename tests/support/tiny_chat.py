@@ -25,6 +25,6 @@ def save_tiny_chat(folder: Path, positions: int = 128) -> None:
     tokenizer.save_pretrained(folder)
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = models.gpt2_config(
-        vocab_size=len(tokenizer), n_positions=positions, initializer_range=0.4, **ids
+        vocab_size=len(tokenizer), n_positions=positions, n_layer=1, initializer_range=0.4, **ids
     )
     hfseq.FlaxGPT2LMHeadModel(config, seed=3).save_pretrained(folder)

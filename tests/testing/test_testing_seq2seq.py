@@ -10,6 +10,7 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.bart.heads import BartModule, ConditionalGeneration
 from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration
 from tests.support.models import bart_config
+from tests.support.tiers import first
 
 
 class LeakyEncoder(BartModule):
@@ -48,7 +49,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("check", FAULTS)
+@pytest.mark.parametrize("check", first(FAULTS, "cached_decoding", "torch_parity"))
 def test_battery_detects_injected_faults(check, monkeypatch):
     if check.startswith("torch"):
         pytest.importorskip("torch")

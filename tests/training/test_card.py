@@ -80,6 +80,7 @@ def test_finished_run_continues_in_its_directory(train, tmp_path):
     assert "| Steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_examples_are_shown_by_the_trackers_too(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

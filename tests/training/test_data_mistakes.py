@@ -13,6 +13,7 @@ import hfseq
 from hfseq.errors import DataError, UsageError
 from hfseq.objectives.metrics import rouge_scores
 from hfseq.training import parse
+from tests.support.tiers import first
 from tests.training.conftest import TINY, TWO_LAYERS, make_runner
 from tests.training.test_task_loops import BERT, task  # noqa: F401
 
@@ -147,14 +148,17 @@ def test_multi_label_scores_are_those_of_sklearn():
         assert score == pytest.approx(expected)
 
 
+LABELS = [
+    (["1,5", "2,0", "1,5"], "decimal comma"),
+    (["true", "True", "FALSE"], "upper and lower case only"),
+    (["1e5", "22", "30"], "regression model, because the labels are numbers such as 1e5"),
+    ([f"id{n}" for n in range(20)], "20 training examples have 20 different labels"),
+]
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [
-        (["1,5", "2,0", "1,5"], "decimal comma"),
-        (["true", "True", "FALSE"], "upper and lower case only"),
-        (["1e5", "22", "30"], "regression model, because the labels are numbers such as 1e5"),
-        ([f"id{n}" for n in range(20)], "20 training examples have 20 different labels"),
-    ],
+    first(LABELS, LABELS[0], LABELS[2]),
 )
 def test_suspicious_labels_are_reported(multi_label, tmp_path, labels, message, caplog):
     caplog.set_level(logging.INFO)

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from hfseq.cli.launch import free_port
 from tests.support import stored_runs
+from tests.support.environment import FLAGS
 from tests.training.conftest import losses
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -51,7 +52,7 @@ class Processes:
         each = flags if isinstance(flags[0], list) else [flags] * count
         address = f"localhost:{free_port()}"
         environment = os.environ | {
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": " ".join(FLAGS[1:]),  # without that of eight devices
             "JAX_NUM_CPU_DEVICES": str(devices),
             "PYTHONPATH": os.pathsep.join(sys.path),
             "OMP_NUM_THREADS": "1",

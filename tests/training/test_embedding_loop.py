@@ -120,6 +120,7 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     assert loop.metrics["eval_loss"] == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_eight_devices_contrast_the_global_batch(embed):
     changes = {"do_train": True, "max_steps": 4}
     single = losses(embed("one", **changes).folder)

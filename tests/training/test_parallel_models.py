@@ -42,16 +42,20 @@ TOGETHER = {
 }
 
 
+LAYOUTS = [*((mesh, False) for mesh in MESHES), *((mesh, True) for mesh in SPLIT_LENGTH)]
+#: Layouts of every family, which together split all axes. Other layouts take turns.
+EVERY_FAMILY = [(ALL_AXES, False), ("data=2,tensor=2,sequence=2", True)]
+IN_TURN = [layout for layout in LAYOUTS if layout not in EVERY_FAMILY]
+
+
 def cases():
-    for name in NAMES:
-        for mesh, parallel_length in (
-            *((mesh, False) for mesh in MESHES),
-            *((mesh, True) for mesh in SPLIT_LENGTH),
-        ):
-            quick = (name, mesh, parallel_length) in DEFAULT
-            label = f"{name}-{mesh}{'-sequence_parallel' if parallel_length else ''}"
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(name, mesh, parallel_length, marks=marks, id=label)
+    for number, name in enumerate(NAMES):
+        for layout in LAYOUTS:
+            quick = (name, *layout) in DEFAULT
+            if quick or layout in (*EVERY_FAMILY, IN_TURN[number % len(IN_TURN)]):
+                label = f"{name}-{layout[0]}{'-sequence_parallel' if layout[1] else ''}"
+                marks = () if quick else pytest.mark.slow
+                yield pytest.param(name, *layout, marks=marks, id=label)
 
 
 def assert_same(ours, theirs):
@@ -108,15 +112,14 @@ def test_logits_and_embeddings_are_never_gathered(name):
 
 
 OTHER_HEADS = [
-    (name, task)
+    (name, task, *((ALL_AXES, False) if number % 2 else ("data=4,tensor=2", True)))
     for name in NAMES
-    for task in plugins.load().architectures.get(name).heads
+    for number, task in enumerate(plugins.load().architectures.get(name).heads)
     if task != parallel.main_head(name)
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "task"), OTHER_HEADS)
-@pytest.mark.parametrize(("mesh", "split_length"), [(ALL_AXES, False), ("data=4,tensor=2", True)])
+@pytest.mark.parametrize(("name", "task", "mesh", "split_length"), OTHER_HEADS)
 def test_other_heads_give_the_numbers_of_one_device(name, task, mesh, split_length):
     assert_same(parallel.run(name, task, mesh, split_length), parallel.run(name, task, None))

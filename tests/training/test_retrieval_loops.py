@@ -140,13 +140,8 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        name if name == "sparse_encoder" else pytest.param(name, marks=pytest.mark.slow)
-        for name in OBJECTIVES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_runs_resume_exactly(fit, objective):
     changes = {"batch_sampler": "no_duplicates"}
     if objective == "cross_encoder":
@@ -588,12 +583,6 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     whole, parts = check_resume(run, step=3, do_train=True, do_eval=True, save_steps=2)
     assert trees_equal(whole.state.extra, parts.state.extra)
     assert 1 < whole.metrics["eval_document_active_dims"] <= 6
-    chunks = run("chunks", do_train=True, mini_batch_size=5)
-    expected = losses(tmp_path / "whole")
-    assert losses(tmp_path / "chunks") == pytest.approx(expected, rel=1e-5)
-    assert trees_equal(chunks.state.extra, whole.state.extra)
-    run("mesh", do_train=True, devices=8, mesh="data=4,fsdp=2")
-    assert losses(tmp_path / "mesh") == pytest.approx(expected, rel=2e-5)
     ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "whole")
     encoder = ours.config.auto_encoder
     assert (encoder.hidden_dim, encoder.k, ours.config.max_active_dims) == (64, 6, 6)
@@ -602,9 +591,31 @@ def test_a_bi_encoder_gets_an_autoencoder_which_resumes_exactly(fit, corpus, tmp
     assert np.abs(encoder.latent_bias).max() > 1e-3
     card = (tmp_path / "whole" / "README.md").read_text()
     assert "- csr\n" in card and "- splade\n" not in card
+
+
+@pytest.mark.slow
+def test_an_autoencoder_is_trained_in_chunks_and_further(fit, corpus, tmp_path):
+    import hfseq
+
+    save_start("embedding", corpus, tmp_path / "start")
+    start = {"model_type": None, "config_overrides": None, "tokenizer_name": None}
+    start |= {"model_name_or_path": tmp_path / "start", "learning_rate": 1e-2}
+    start |= {"auto_encoder_size": 64, "auto_encoder_k": 6}
+
+    def run(output: str, **options: Any) -> Any:
+        return fit(output, "sparse_encoder", "triplets", **start, do_train=True, **options)
+
+    whole, chunks = run("whole"), run("chunks", mini_batch_size=5)
+    expected = losses(tmp_path / "whole")
+    assert losses(tmp_path / "chunks") == pytest.approx(expected, rel=1e-5)
+    assert trees_equal(chunks.state.extra, whole.state.extra)
+    run("mesh", devices=8, mesh="data=4,fsdp=2")
+    assert losses(tmp_path / "mesh") == pytest.approx(expected, rel=2e-5)
+    ours: Any = hfseq.RetrievalModel.from_pretrained(tmp_path / "whole")
+    encoder = ours.config.auto_encoder
     # The saved model is trained further, with its own statistics.
     start |= {"model_name_or_path": tmp_path / "whole", "auto_encoder_size": None}
-    again = run("again", do_train=True, max_steps=1)
+    again = run("again", max_steps=1)
     (statistics,) = trees.flatten(again.state.extra["buffers"]).values()
     assert (np.asarray(statistics) <= encoder.last_nonzero + 6).all()
     assert np.asarray(statistics).max() >= encoder.last_nonzero.max()

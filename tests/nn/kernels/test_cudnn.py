@@ -99,7 +99,8 @@ def test_runs_equal_the_dense_mask_of_the_segments(seed):
     for row in segments:
         ends = np.sort(random.integers(1, 30, 3))
         row[: ends[-1]] = 1 + (np.arange(ends[-1])[:, None] >= ends[None, :-1]).sum(1)
-    lengths, offsets = map(np.asarray, cudnn.run_offsets(jnp.asarray(segments), 6))
+    run_offsets = jax.jit(cudnn.run_offsets, static_argnums=1)
+    lengths, offsets = map(np.asarray, run_offsets(jnp.asarray(segments), 6))
     assert lengths.shape == (4, 6) and offsets.shape == (4, 7)
     for row, row_lengths, row_offsets in zip(segments, lengths, offsets, strict=True):
         mask = np.zeros((30, 30), bool)
@@ -115,11 +116,16 @@ def test_runs_equal_the_dense_mask_of_the_segments(seed):
 @pytest.mark.parametrize("runs", [[[3, 9, 12], [0, 5]], [[], [4, 8, 20]], [[7], [1, 2, 3]]])
 def test_each_run_keeps_its_start_when_jax_joins_the_runs_of_all_rows(runs):
     segments = np.stack([np.isin(np.arange(24), starts).cumsum() for starts in runs])
-    lengths, offsets = cudnn.run_offsets(jnp.asarray(segments), 5)
     query = jnp.zeros((2, 24, 4, 8), jnp.bfloat16)
-    joined_lengths, _, joined_offsets, _ = fused_attention_stablehlo._fix_seqlen_offsets(
-        lengths, lengths, offsets, offsets, query, query
-    )
+
+    @jax.jit
+    def join(segments):
+        lengths, offsets = cudnn.run_offsets(segments, 5)
+        return fused_attention_stablehlo._fix_seqlen_offsets(
+            lengths, lengths, offsets, offsets, query, query
+        )
+
+    joined_lengths, _, joined_offsets, _ = join(jnp.asarray(segments))
     expected = [
         (row * 24 + start, end - start)
         for row, starts in enumerate(runs)

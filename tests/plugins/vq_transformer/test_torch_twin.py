@@ -61,9 +61,17 @@ def test_twin_trains_as_the_reference_does(golden, case):
             )
 
 
-@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(
-    ("window", "block"), first([(4, 4), (3, 5), (6, 2), (1, 7), (0, 3), (9, 64)], (3, 5), (0, 3))
+    ("head", "window", "block"),
+    first(
+        [
+            (head, window, block)
+            for head in HEADS
+            for window, block in ((4, 4), (3, 5), (6, 2), (1, 7), (0, 3), (9, 64))
+        ],
+        *((head, 3, 5) for head in HEADS),
+        ("shga", 0, 3),
+    ),
 )
 def test_result_does_not_depend_on_block_or_window(head, window, block):
     tokens, sizes = ids(2, 23), {"window_size": window}
