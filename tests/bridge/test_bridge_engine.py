@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import subprocess
 import sys
 
@@ -149,16 +150,23 @@ def test_buffers_are_returned_and_modules_stay_unchanged():
         trace.call(module, {"weight": jnp.zeros(2)}, {"x": jnp.asarray(X)})
 
 
-def test_gradients_stop_where_pytorch_stops_them():
+@pytest.mark.parametrize("rescale", [False, True])
+def test_gradients_stop_where_pytorch_stops_them(rescale):
     def forward(self, x):
         with torch.no_grad():
             fixed = self.weight * 2
-        return (fixed * self.weight + self.weight.detach() * x).sum()
+            if rescale:
+                self.weight.div_(4)
+        y = self.weight * 3
+        with torch.no_grad():
+            y[0] = 7
+        return (fixed * self.weight + self.weight.detach() * x + y**2).sum()
 
     module = Module(forward)
+    initial = jnp.asarray(module.weight.detach().numpy().copy())
     forward(module, torch.from_numpy(X)).backward()
     gradient = jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])(
-        jnp.asarray(module.weight.detach())
+        initial
     )
     np.testing.assert_allclose(gradient, module.weight.grad, rtol=1e-6)
 
@@ -239,6 +247,25 @@ def test_numpy_inputs_may_steer_python_code():
     module = Module(forward)
     output, _ = trace.call(module, {"weight": jnp.zeros((3, 4))}, {"x": np.array([2, 5])})
     assert output.shape == (2, 5)
+
+
+def test_tensors_that_were_created_outside_of_the_trace_keep_their_values():
+    table = torch.arange(12.0).reshape(4, 3).t()  # such as a table in a cache of Transformers
+    (same, row), _ = run(lambda self, x: (table, table[1]), X)
+    np.testing.assert_array_equal(same, table)
+    np.testing.assert_array_equal(row, table[1])
+
+
+def test_tables_of_a_trace_are_usable_in_pytorch():
+    @functools.lru_cache
+    def table():  # Transformers caches the results of some functions
+        return torch.arange(12.0).reshape(3, 4)
+
+    traced, _ = run(lambda self, x: x * table(), X)
+    result = table() + torch.ones(4)
+    assert type(result) is torch.Tensor
+    np.testing.assert_array_equal(result, np.arange(1.0, 13).reshape(3, 4))
+    np.testing.assert_allclose(traced, X * (np.asarray(result) - 1), rtol=1e-6)
 
 
 def test_checks_that_only_raise_errors_are_assumed_to_pass():

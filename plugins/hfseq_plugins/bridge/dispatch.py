@@ -23,9 +23,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hfseq.errors import HfseqError
-from hfseq_plugins.bridge import random
+from hfseq_plugins.bridge import random, state
 from hfseq_plugins.bridge.dtypes import JAX_DTYPES
-from hfseq_plugins.bridge.gradients import without_gradient
+from hfseq_plugins.bridge.gradients import with_gradient_of, without_gradient
 from hfseq_plugins.bridge.operators import OPERATORS, Operator
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, Node, from_array, from_constant
@@ -63,6 +63,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not is_random and all(
         not isinstance(tensor, JaxTensor) or tensor.node.is_constant for tensor in tensors
     ):
+        if not state.is_tracing():  # Transformers caches some tables of a traced call
+            return func(*_map(_constant, args), **_map(_constant, kwargs))
         return _run_constant(func, args, kwargs)
     args, kwargs = _wrap(args), _wrap(kwargs)
     if is_random:
@@ -339,7 +341,11 @@ def _write(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
             continue
         dtype = JAX_DTYPES[target.dtype]
         array = jnp.broadcast_to(jnp.asarray(value, dtype), tuple(target.shape))
+        root = target.node.root
+        old = root.value
         target.node.write(array)
+        if not torch.is_grad_enabled() and isinstance(old, jax.Array):
+            root.value, root.version = with_gradient_of(old, root.value), root.version + 1
     return _written(func, args, kwargs)[0] if len(targets) == 1 else tuple(targets)
 
 
