@@ -216,12 +216,12 @@ def test_sharding_rules_follow_the_plan_of_the_configuration():
     assert jnp.float32 == jax.tree.leaves(model.abstract_params)[0].dtype
 
 
-@pytest.mark.parametrize(("experts", "tactic"), [(8, "row_table"), (6, "table")])
-def test_experts_of_the_plan_are_split_by_expert(experts, tactic):
-    sizes = SIZES | {"num_local_experts": experts, "num_key_value_heads": 2}
+@pytest.mark.parametrize(("width", "tactic"), [(32, "expert_table"), (30, "expert_bias")])
+def test_experts_of_the_plan_are_split_by_expert(width, tactic):
+    sizes = SIZES | {"num_local_experts": 6, "num_key_value_heads": 2, "intermediate_size": width}
     config = transformers.MixtralConfig(**sizes)
     model = AUTO["ForCausalLM"].from_config(config, bridge=True, _do_init=False)
     rules = dict(model.sharding_rules())
-    for name in ("gate_up_proj", "down_proj"):
-        assert rules[rf"^model/layers/0/mlp/experts/{name}$"] == tactic
+    assert rules[r"^model/layers/0/mlp/experts/gate_up_proj$"] == tactic
+    assert rules[r"^model/layers/0/mlp/experts/down_proj$"] == "expert_table"
     assert rules[r"^model/layers/0/self_attn/q_proj/kernel$"] == "column"
