@@ -296,7 +296,10 @@ def test_overflow_is_clamped_as_in_pytorch():
 def pool(self, x):
     image = (self.weight * x).reshape(1, 1, 3, 4)
     maximum = torch.nn.functional.max_pool2d(image, 2, 1, 1)
-    return (maximum**2).sum() + (torch.nn.functional.avg_pool2d(image, 2, 1, 1) ** 3).sum()
+    average = torch.nn.functional.avg_pool2d(image, 2, 1, 1)
+    outside = torch.nn.functional.avg_pool2d(image, 3, 2, 1, True, False)
+    large = torch.nn.functional.avg_pool2d(image, 50, ceil_mode=True)
+    return (maximum**2).sum() + sum((y**3).sum() for y in (average, outside, large))
 
 
 def embed(self, x):
