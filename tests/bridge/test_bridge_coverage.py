@@ -43,7 +43,7 @@ def test_forward_pass_agrees_with_pytorch(model_type):
     assert result.forward_agrees, coverage.line(result)
 
 
-@pytest.mark.parametrize("model_type", ["olmo2", "t5"])
+@pytest.mark.parametrize("model_type", ["olmo2", "t5", "dory"])
 def test_training_files_and_generation_agree_with_pytorch(model_type):
     result = coverage_worker.compare(model_type, tuple(coverage.FURTHER_CHECKS))
     assert result.checks == dict.fromkeys(coverage.FURTHER_CHECKS, "agrees")

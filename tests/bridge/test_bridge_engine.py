@@ -302,12 +302,30 @@ def pool(self, x):
     return (maximum**2).sum() + sum((y**3).sum() for y in (average, outside, large))
 
 
+def sum_bags(self, x):
+    indices, offsets = torch.tensor([0, 2, 1, 0, 2]), torch.tensor([0, 2, 2])
+    weights = x.reshape(-1)[:5]
+    bags = torch.nn.functional.embedding_bag(
+        indices, self.weight, offsets, mode="sum", per_sample_weights=weights
+    )
+    return (bags**2).sum()
+
+
+def select_rows(self, x):
+    chosen = torch.tensor([True, False, True])
+    y = self.weight * x
+    y[chosen, 1] = 2 * y[chosen, 2]
+    return (y[chosen] ** 3).sum() + y[:, torch.tensor([True, False, False, True])].sum()
+
+
 def embed(self, x):
     rows = torch.nn.functional.embedding(torch.tensor([0, 1, 1, 2]), self.weight, padding_idx=1)
     return (rows**2 * x[:1].T).sum()
 
 
-@pytest.mark.parametrize("function", [pool, embed], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", [pool, embed, sum_bags, select_rows], ids=lambda function: function.__name__
+)
 def test_gradients_of_layers_equal_pytorch(function):
     module = Module(function)
     function(module, torch.from_numpy(X)).backward()

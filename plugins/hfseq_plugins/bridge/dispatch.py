@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from hfseq.errors import HfseqError
 from hfseq_plugins.bridge import random, state
-from hfseq_plugins.bridge.dtypes import JAX_DTYPES
+from hfseq_plugins.bridge.dtypes import JAX_DTYPES, numpy_array
 from hfseq_plugins.bridge.gradients import with_gradient_of, without_gradient
 from hfseq_plugins.bridge.operators import OPERATORS, Operator
 from hfseq_plugins.bridge.refusals import UnsupportedModel
@@ -249,6 +249,22 @@ def _find(func: OpOverload) -> Operator | None:
     return operator
 
 
+#: Operators whose result may have a shape that depends on the values of a boolean index.
+_INDEXING = frozenset({"index", "unsafe_index", "index_put", "unsafe_index_put", "index_put_impl"})
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.array if isinstance(tensor, JaxTensor) else tensor
+
+
+def _index_array(tensor: torch.Tensor) -> Any:
+    """Returns a NumPy array for a constant boolean index, so that the number of rows is known."""
+    if isinstance(tensor, JaxTensor) and tensor.node.is_constant and tensor.dtype == torch.bool:
+        assert tensor.node.constant is not None
+        return numpy_array(tensor.node.constant)
+    return _array(tensor)
+
+
 def _call(
     operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -260,9 +276,10 @@ def _call(
     if operator.promoted:
         args = _promote(operator, args)
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-    arrays = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, args)
+    convert = _index_array if str(func).split(".")[1].strip("_") in _INDEXING else _array
+    arrays = _map(convert, args)
     arrays = [JAX_DTYPES.get(x, x) if isinstance(x, torch.dtype) else x for x in arrays]
-    options = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, kwargs)
+    options = _map(convert, kwargs)
     for name in ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"):
         options.pop(name, None)
     if "dtype" in options:

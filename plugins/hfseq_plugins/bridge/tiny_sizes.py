@@ -55,13 +55,6 @@ def _mel_frames(config: PreTrainedConfig, random: np.random.Generator) -> dict[s
     return {"input_features": _normal(random, 2, config.num_mel_bins, frames)}
 
 
-def _features_and_mask(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
-    return {
-        "input_features": _normal(random, 2, config.num_mel_bins, 64),
-        "input_features_mask": np.ones((2, 64), np.int32),
-    }
-
-
 def _siglip2(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {
         "pixel_values": _normal(random, 2, 16, 192),
@@ -603,7 +596,11 @@ INPUTS: dict[str, Inputs] = {
     },
     "pocket_tts_audio_tokenizer": _waveform,
     "pocket_tts_audio_tokenizer_encoder": _waveform,
-    "fun_asr_nano_encoder": _features_and_mask,
+    "diffusion_gemma": lambda config, random: {"decoder_input_ids": _tokens(random, 2, 8)},
+    "fun_asr_nano_encoder": lambda config, random: {
+        "input_features": _normal(random, 2, 32, config.input_size),
+        "input_features_mask": np.ones((2, 32), np.int32),
+    },
     "qwen3_asr_encoder": lambda config, random: {
         "input_features": _normal(random, 2, config.num_mel_bins, 200),
         "input_features_mask": np.ones((2, 200), np.int32),
@@ -694,4 +691,6 @@ STATIC: dict[str, tuple[str, ...]] = {
     # The number of tokens with global attention, which the mask states, is the size of an array.
     "led": ("attention_mask",),
     "longformer": ("attention_mask",),
+    # The positions of patches that are padding determine the number of outputs.
+    "gemma4_vision": ("pixel_position_ids",),
 }
