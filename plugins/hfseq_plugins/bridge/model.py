@@ -53,7 +53,10 @@ _OPTIONS = ("output_attentions", "output_hidden_states")
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 #: Ends of the names of inputs whose values determine the shapes of arrays. These inputs are
 #: constants of the compiled program.
-_STATIC_INPUTS = ("grid_thw", "image_sizes", "spatial_shapes", "grid_hws", "image_num_patches")
+_STATIC_INPUTS = (
+    *("grid_thw", "image_sizes", "spatial_shapes", "grid_hws", "image_num_patches"),
+    "target_sizes",
+)
 
 
 class BridgedModule(nnx.Module):

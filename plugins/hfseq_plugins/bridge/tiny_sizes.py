@@ -138,6 +138,7 @@ _COMPASS = {
     },
 }
 _MIMI = {
+    "num_filters": 8,
     "upsample_groups": 32,
     "codebook_dim": 32,
     "vector_quantization_hidden_dimension": 32,
@@ -684,7 +685,7 @@ INPUTS: dict[str, Inputs] = {
 #: Names of inputs that are constants of the program, for all model types.
 STATIC_NAMES: tuple[str, ...] = (
     *("image_grid_thw", "video_grid_thw", "grid_thw", "grid_hws", "spatial_shapes", "image_sizes"),
-    "merge_sizes",
+    *("merge_sizes", "target_sizes"),
 )
 #: Names of further inputs that are constants of the program, for single model types.
 STATIC: dict[str, tuple[str, ...]] = {
