@@ -592,13 +592,13 @@ def _model_call(names: tuple[str, ...]) -> Callable[..., Any]:
         inspect.Parameter(name, positional, default=default)
         for name, default in _CALL_OPTIONS.items()
     ]
-    parameters.append(inspect.Parameter("inputs", inspect.Parameter.VAR_KEYWORD))
+    parameters.append(inspect.Parameter("other_inputs", inspect.Parameter.VAR_KEYWORD))
     signature = inspect.Signature(parameters)
 
     def call(self: FlaxBridgedPreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         arguments.pop("self")
-        other_inputs = arguments.pop("inputs", {})
+        other_inputs = arguments.pop("other_inputs", {})
         options = {name: arguments.pop(name) for name in _CALL_OPTIONS if name in arguments}
         return self.run({**arguments, **other_inputs}, **options)
 
