@@ -348,7 +348,7 @@ def not_compared(error: Exception) -> str:
 
 
 def compare_files(model: transformers.PreTrainedModel) -> str:
-    """Loads a checkpoint of a model with the bridge, saves it, and loads it in PyTorch again.
+    """Loads a checkpoint of a model with the bridge, saves it, and loads both in PyTorch.
 
     Returns:
         "agrees" if all tensors are the same, the names of the first tensors that differ, or why
@@ -358,14 +358,14 @@ def compare_files(model: transformers.PreTrainedModel) -> str:
         before, after = f"{folder}/before", f"{folder}/after"
         try:
             model.save_pretrained(before)
-            type(model).from_pretrained(before)
+            expected = type(model).from_pretrained(before).state_dict()
         except Exception as error:
             return not_compared(error)
         bridged_class(type(model).__name__).from_pretrained(before).save_pretrained(after)
         again = type(model).from_pretrained(after).state_dict()
     differing = [
         name
-        for name, tensor in model.state_dict().items()
+        for name, tensor in expected.items()
         if name not in again or not torch.equal(tensor, again[name].to(tensor.dtype))
     ]
     return f"{', '.join(differing[:3])} differ" if differing else "agrees"
