@@ -49,7 +49,7 @@ def test_training_files_and_generation_agree_with_pytorch(model_type):
     assert result.checks == dict.fromkeys(coverage.FURTHER_CHECKS, "agrees")
 
 
-@pytest.mark.parametrize("model_type", ["perceiver", "molmo2", "apertus"])
+@pytest.mark.parametrize("model_type", ["perceiver", "molmo2", "apertus", "exaone", "kimi_linear"])
 def test_files_of_models_with_special_inputs_and_weights(model_type):
     assert comparison.compare_files(tiny.tiny_model(model_type)) == "agrees"
 

@@ -361,7 +361,8 @@ def compare_files(model: transformers.PreTrainedModel) -> str:
             expected = type(model).from_pretrained(before).state_dict()
         except Exception as error:
             return not_compared(error)
-        bridged_class(type(model).__name__).from_pretrained(before).save_pretrained(after)
+        bridged = bridged_class(type(model).__name__)
+        bridged.from_pretrained(before, config=model.config).save_pretrained(after)
         again = type(model).from_pretrained(after).state_dict()
     differing = [
         name
@@ -410,7 +411,7 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
         return not_compared(error)
     with tempfile.TemporaryDirectory() as folder:
         text_model.save_pretrained(folder)
-        bridged = bridged_class(generator.__name__).from_pretrained(folder)
+        bridged = bridged_class(generator.__name__).from_pretrained(folder, config=config)
     ours = np.asarray(bridged.generate(jnp.asarray(prompt), **options).sequences)
     share = float((ours == theirs)[:, -new_tokens:].mean())
     return "agrees" if share == 1 else f"{share:.0%} of the tokens agree"

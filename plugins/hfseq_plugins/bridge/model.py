@@ -37,6 +37,7 @@ from hfseq_plugins.bridge.generation import (
     generation_mixin,
     run_with_cache,
 )
+from hfseq_plugins.bridge.heads import torch_heads
 from hfseq_plugins.bridge.initialization import initial_values
 from hfseq_plugins.bridge.layout import sharding_rules
 from hfseq_plugins.bridge.names import BridgedWeightMap
@@ -419,6 +420,14 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
     def can_generate(cls) -> bool:
         """Returns whether the PyTorch class can generate."""
         return issubclass(cls, BridgedCausalGeneration | BridgedSeq2SeqGeneration)
+
+    @classmethod
+    def is_class_of(cls, model_type: str) -> bool:
+        """Returns whether Transformers uses the PyTorch class for a model type.
+
+        Some model types have the class of another one. For example, EXAONE models are Llama models.
+        """
+        return cls.torch_class_name() in torch_heads(model_type).values()
 
     @classmethod
     def torch_class_name(cls) -> str:

@@ -123,7 +123,7 @@ def _joined_tensor(converter: WeightConverter) -> JoinedTensor | None:
     stacked = kinds[0] is MergeModulelist
     if stacked and converter.operations[0].dim != 0:  # type: ignore[attr-defined]
         return None
-    sources = [pattern.lstrip(".^").replace("\\.", ".") for pattern in converter.source_patterns]
+    sources = [pattern.replace("\\.", ".").lstrip(".^") for pattern in converter.source_patterns]
     if any(
         source.count("*") != int(stacked) or set("()[]|+?\\$") & {*source} for source in sources
     ):
