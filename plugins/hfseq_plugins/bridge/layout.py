@@ -56,8 +56,8 @@ def sharding_rules(model: Any) -> list[tuple[str, str]]:
         if _is_planned(name, expert_plan):
             tactic = expert_tactic(leaf.shape)
         else:
-            tactic = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
-            tactic = tactic or _default_tactic(path[-1], leaf.shape, model.vocab_size())
+            planned = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
+            tactic = planned or _default_tactic(path[-1], leaf.shape, model.vocab_size())
         rules.append((f"^{re.escape(trees.join(path))}$", tactic))
     return rules
 
