@@ -270,17 +270,19 @@ def prepare_training(model: torch.nn.Module) -> None:
     normalization would amplify rounding errors, because a channel of a tiny model may only have two
     values. Its constant `eps` therefore becomes 1.
     """
-    configs = [part.config for part in model.modules() if hasattr(part, "config")]
+    configs: list[Any] = [part.config for part in model.modules() if hasattr(part, "config")]
     nested = [entry for config in configs for entry in vars(config).values()]
     configs += [entry for entry in nested if isinstance(entry, transformers.PreTrainedConfig)]
-    for entry in (*model.modules(), *configs):
+    entries: list[Any] = [*model.modules(), *configs]
+    for entry in entries:
+        part: Any = entry
         for name, value in list(vars(entry).items()):
             if isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(entry, name, 0.0)
         if isinstance(entry, torch.nn.Module) and "Drop" in type(entry).__name__:
-            entry.p = 0.0
+            part.p = 0.0
         if isinstance(entry, torch.nn.modules.batchnorm._BatchNorm):
-            entry.eps = 1.0
+            part.eps = 1.0
         if hasattr(entry, "apply_spec_augment"):
             entry.apply_spec_augment = False
 
@@ -379,8 +381,9 @@ def generating_class(config: transformers.PreTrainedConfig) -> Any:
         transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     ):
-        if type(config) in mapping and mapping[type(config)].can_generate():
-            return mapping[type(config)]
+        torch_class: Any = mapping[type(config)] if type(config) in mapping else None
+        if torch_class is not None and torch_class.can_generate():
+            return torch_class
     return None
 
 
@@ -400,7 +403,7 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
     prompt = np.random.default_rng(0).integers(4, 60, (2, 8)).astype(np.int32)
     options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
     try:
-        text_model = tiny.random_model(generator, config)
+        text_model: Any = tiny.random_model(generator, config)
         defaults = text_model.generation_config
         defaults.eos_token_id, defaults.pad_token_id = None, 0
         if defaults.decoder_start_token_id is None:
