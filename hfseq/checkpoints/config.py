@@ -377,7 +377,9 @@ def load_config(
         ConfigError: The configuration is not valid.
     """
     if config is not None and not isinstance(config, (str, Path)):
-        _check_family(cls, config.model_type, source)
+        is_class_of = getattr(cls, "is_class_of", None)  # bridged classes
+        if is_class_of is None or not is_class_of(config.model_type):
+            _check_family(cls, config.model_type, source)
         return config, kwargs
     location = str(config or source)
     if Path(location).is_file() and not location.endswith(".json"):

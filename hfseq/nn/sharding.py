@@ -19,6 +19,8 @@ raised. The tactics are:
 * `expert_column`, `expert_row`: the kernels of all experts of a layer, one parameter with three
   dimensions. `expert` splits the experts, and `tensor` splits the second (column) or third (row)
   dimension.
+* `expert_table`: the parameters of all experts of a layer. `expert` splits the experts, and `fsdp`
+  splits the second dimension.
 * `expert_column_bias`, `expert_bias`: the biases of all experts. `expert` splits the experts, and
   `tensor` splits the second dimension of an `expert_column_bias`.
 * `vector`: normalization parameters and other biases.
@@ -78,6 +80,7 @@ TACTICS: dict[str, Axes] = {
     "channels": (None, None, None, "fsdp"),
     "expert_column": ("expert", "tensor", "fsdp"),
     "expert_row": ("expert", "fsdp", "tensor"),
+    "expert_table": ("expert", "fsdp"),
     "expert_column_bias": ("expert", "tensor"),
     "expert_bias": ("expert",),
     "vector": ("fsdp",),

@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from hfseq.cli import main  # noqa: E402
 from hfseq.errors import DataError, UsageError  # noqa: E402
-from hfseq_plugins.bridge import coverage, coverage_worker, tiny  # noqa: E402
+from hfseq_plugins.bridge import (  # noqa: E402
+    comparison,
+    coverage,
+    coverage_worker,
+    tiny,
+    tiny_sizes,
+    trace,
+)
 from hfseq_plugins.bridge.coverage import Result  # noqa: E402
 
 RESULTS = Path(__file__).parents[2] / "docs" / "bridge_coverage.json"
@@ -34,6 +41,53 @@ SHARDS = 12
 def test_forward_pass_agrees_with_pytorch(model_type):
     result = coverage_worker.compare(model_type, ())
     assert result.forward_agrees, coverage.line(result)
+
+
+@pytest.mark.parametrize("model_type", ["olmo2", "t5", "dory"])
+def test_training_files_and_generation_agree_with_pytorch(model_type):
+    result = coverage_worker.compare(model_type, tuple(coverage.FURTHER_CHECKS))
+    assert result.checks == dict.fromkeys(coverage.FURTHER_CHECKS, "agrees")
+
+
+@pytest.mark.parametrize("model_type", ["perceiver", "molmo2", "apertus", "exaone", "kimi_linear"])
+def test_files_of_models_with_special_inputs_and_weights(model_type):
+    assert comparison.compare_files(tiny.tiny_model(model_type)) == "agrees"
+
+
+def test_training_check_compares_statistics_and_finds_differences(monkeypatch):
+    model = tiny.tiny_model("resnet")
+    assert comparison.compare_training(model) == "agrees"
+    call = trace.call
+
+    def stale_statistics(*args, **kwargs):
+        outputs, buffers = call(*args, **kwargs)
+        assert any(name.endswith("running_var") for name in buffers)
+        return outputs, {name: 0 * value for name, value in buffers.items()}
+
+    monkeypatch.setattr(trace, "call", stale_statistics)
+    assert "running_var differs by" in comparison.compare_training(model)
+
+
+def test_checks_state_why_nothing_was_compared():
+    model = tiny.tiny_model("resnet")
+    assert comparison.compare_generation(model) == "not compared: no class generates text"
+    error = ValueError("no class")
+    assert comparison.not_compared(error) == "not compared: PyTorch raises ValueError: no class"
+
+
+def test_inputs_of_relus_are_not_zero(monkeypatch):
+    def smallest_input():
+        model, inputs = tiny.tiny_model("maskformer"), []
+        for part in model.modules():
+            if isinstance(part, torch.nn.ReLU):
+                part.register_forward_pre_hook(lambda _, x: inputs.append(x[0].abs().min().item()))
+        with torch.no_grad():
+            comparison.run_torch(model, tiny.tiny_inputs(model))
+        return min(inputs)
+
+    other = smallest_input()
+    monkeypatch.setattr(tiny_sizes, "SEEDS", {})
+    assert 0 < smallest_input() < 1e-5 < other  # the reason for the other seed
 
 
 @pytest.mark.slow
@@ -91,6 +145,11 @@ REFUSED = Result(
     solution="pass it",
 )
 ABSENT = Result("bark", stage="build", reason="no <forward>")
+CHECKED = dataclasses.replace(
+    AGREES,
+    model_type="opt",
+    checks={"train": "w differs by 2.0e-03", "files": "agrees", "generate": "not compared: no"},
+)
 
 
 def test_table_lists_reasons_and_counts(tmp_path):
@@ -131,6 +190,31 @@ def test_table_notes_the_limits_of_a_comparison(tmp_path):
     assert "PyTorch computes no gradients: `ibert`." in text
     assert "reference is in float64: `opt`." in text
     assert "gradients were not compared: `vit`." in text
+
+
+def test_table_lists_checks(tmp_path):
+    page = tmp_path / "bridge.md"
+    page.write_text(f"{coverage.BEGIN}\n{coverage.END}\n")
+    failed = dataclasses.replace(AGREES, checks={"train": "not compared: PyTorch raises E"})
+    coverage.update_table(page, [CHECKED, failed])
+    text = page.read_text()
+    assert "Training steps without dropout agree for 0 of 1 (0.0 %)." in text
+    assert "Saved and loaded files agree for 1 of 1 (100.0 %)." in text
+    assert "generated tokens agree" not in text
+    assert "| `opt` | training steps without dropout | w differs by 2.0e-03 |" in text
+    assert "not compared because PyTorch raises an error: `bert`." in text
+
+
+def test_results_of_checks_that_are_not_repeated_are_kept():
+    new = dataclasses.replace(
+        CHECKED, gradient_error=None, gradient_name="", forward_error=3e-7, checks={"files": "x"}
+    )
+    merged = coverage._merge(CHECKED, new, ("files",))
+    assert merged.gradient_error == CHECKED.gradient_error and merged.forward_error == 3e-7
+    assert merged.checks == {**CHECKED.checks, "files": "x"}
+    assert coverage._merge(CHECKED, new, ("gradient",)).gradient_error is None
+    differing = dataclasses.replace(new, forward_error=1.0)
+    assert coverage._merge(CHECKED, differing, ("files",)) == differing
 
 
 def test_command_compares_types_and_keeps_other_results(tmp_path, capsys):

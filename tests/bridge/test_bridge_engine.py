@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import subprocess
 import sys
 
@@ -149,16 +150,23 @@ def test_buffers_are_returned_and_modules_stay_unchanged():
         trace.call(module, {"weight": jnp.zeros(2)}, {"x": jnp.asarray(X)})
 
 
-def test_gradients_stop_where_pytorch_stops_them():
+@pytest.mark.parametrize("rescale", [False, True])
+def test_gradients_stop_where_pytorch_stops_them(rescale):
     def forward(self, x):
         with torch.no_grad():
             fixed = self.weight * 2
-        return (fixed * self.weight + self.weight.detach() * x).sum()
+            if rescale:
+                self.weight.div_(4)
+        y = self.weight * 3
+        with torch.no_grad():
+            y[0] = 7
+        return (fixed * self.weight + self.weight.detach() * x + y**2).sum()
 
     module = Module(forward)
+    initial = jnp.asarray(module.weight.detach().numpy().copy())
     forward(module, torch.from_numpy(X)).backward()
     gradient = jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])(
-        jnp.asarray(module.weight.detach())
+        initial
     )
     np.testing.assert_allclose(gradient, module.weight.grad, rtol=1e-6)
 
@@ -241,6 +249,25 @@ def test_numpy_inputs_may_steer_python_code():
     assert output.shape == (2, 5)
 
 
+def test_tensors_that_were_created_outside_of_the_trace_keep_their_values():
+    table = torch.arange(12.0).reshape(4, 3).t()  # such as a table in a cache of Transformers
+    (same, row), _ = run(lambda self, x: (table, table[1]), X)
+    np.testing.assert_array_equal(same, table)
+    np.testing.assert_array_equal(row, table[1])
+
+
+def test_tables_of_a_trace_are_usable_in_pytorch():
+    @functools.lru_cache
+    def table():  # Transformers caches the results of some functions
+        return torch.arange(12.0).reshape(3, 4)
+
+    traced, _ = run(lambda self, x: x * table(), X)
+    result = table() + torch.ones(4)
+    assert type(result) is torch.Tensor
+    np.testing.assert_array_equal(result, np.arange(1.0, 13).reshape(3, 4))
+    np.testing.assert_allclose(traced, X * (np.asarray(result) - 1), rtol=1e-6)
+
+
 def test_checks_that_only_raise_errors_are_assumed_to_pass():
     def forward(self, x):
         assert x.max() < 100
@@ -269,7 +296,26 @@ def test_overflow_is_clamped_as_in_pytorch():
 def pool(self, x):
     image = (self.weight * x).reshape(1, 1, 3, 4)
     maximum = torch.nn.functional.max_pool2d(image, 2, 1, 1)
-    return (maximum**2).sum() + (torch.nn.functional.avg_pool2d(image, 2, 1, 1) ** 3).sum()
+    average = torch.nn.functional.avg_pool2d(image, 2, 1, 1)
+    outside = torch.nn.functional.avg_pool2d(image, 3, 2, 1, True, False)
+    large = torch.nn.functional.avg_pool2d(image, 50, ceil_mode=True)
+    return (maximum**2).sum() + sum((y**3).sum() for y in (average, outside, large))
+
+
+def sum_bags(self, x):
+    indices, offsets = torch.tensor([0, 2, 1, 0, 2]), torch.tensor([0, 2, 2])
+    weights = x.reshape(-1)[:5]
+    bags = torch.nn.functional.embedding_bag(
+        indices, self.weight, offsets, mode="sum", per_sample_weights=weights
+    )
+    return (bags**2).sum()
+
+
+def select_rows(self, x):
+    chosen = torch.tensor([True, False, True])
+    y = self.weight * x
+    y[chosen, 1] = 2 * y[chosen, 2]
+    return (y[chosen] ** 3).sum() + y[:, torch.tensor([True, False, False, True])].sum()
 
 
 def embed(self, x):
@@ -277,7 +323,9 @@ def embed(self, x):
     return (rows**2 * x[:1].T).sum()
 
 
-@pytest.mark.parametrize("function", [pool, embed], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", [pool, embed, sum_bags, select_rows], ids=lambda function: function.__name__
+)
 def test_gradients_of_layers_equal_pytorch(function):
     module = Module(function)
     function(module, torch.from_numpy(X)).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import transformers
 
 import hfseq
 from hfseq import testing
-from hfseq.nn import trees
+from hfseq.nn import sharding, trees
 from hfseq_plugins.bridge.generation import plan_cache
 from tests.support import plugin_files
 
@@ -237,6 +238,33 @@ def test_eight_devices_compute_the_same(tmp_path):
     np.testing.assert_allclose(model(ids).logits, expected, atol=1e-5)
     kernel = model.params["model"]["layers"]["0"]["self_attn"]["q_proj"]["kernel"]
     assert kernel.sharding.spec == jax.sharding.PartitionSpec("fsdp", "tensor")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("expert=4,data=2", marks=pytest.mark.slow),
+        "expert=2,fsdp=2,tensor=2",
+        pytest.param("expert=2,sequence=2,fsdp=2", marks=pytest.mark.slow),
+    ],
+)
+def test_expert_axis_gives_the_numbers_of_one_device(layout):
+    config = transformers.MixtralConfig(**DECODER, num_local_experts=4)
+    model = hfseq.FlaxAutoModelForCausalLM.from_config(config, bridge=True)
+    ids = np.random.default_rng(0).integers(5, 64, (8, 12)).astype(np.int32)
+
+    def loss(params):
+        return (model(ids, params=params).logits ** 2).mean()
+
+    expected = jax.value_and_grad(loss)(model.params)
+    mesh = sharding.make_mesh(layout)
+    model.shard(mesh)
+    kernel = model.params["model"]["layers"]["0"]["mlp"]["experts"]["down_proj"]
+    assert kernel.sharding.spec[0] == "expert"
+    result = jax.jit(jax.value_and_grad(loss))(model.params)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), result, expected
+    )
 
 
 WITHOUT_TORCH = """

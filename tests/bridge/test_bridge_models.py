@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -19,6 +20,8 @@ from hfseq.errors import HfseqError, UsageError, WeightsError
 from hfseq.nn import trees
 from hfseq.plugins import FALLBACK_TASKS
 from hfseq_plugins.bridge import heads
+from tests.support import quantized
+from tests.support.models import write_random_model
 
 SIZES = {
     "vocab_size": 64,
@@ -187,7 +190,7 @@ def test_missing_torch_is_named_with_the_extra(monkeypatch):
         AUTO["ForMaskedLM"].from_config(CONFIGS["ForMaskedLM"], bridge=True)
 
 
-def test_checkpoints_with_other_shapes_and_quantized_ones_are_refused(tmp_path):
+def test_checkpoints_with_other_shapes_or_incomplete_weights_are_refused(tmp_path):
     model = AUTO["ForMaskedLM"].from_config(CONFIGS["ForMaskedLM"])
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -195,14 +198,28 @@ def test_checkpoints_with_other_shapes_and_quantized_ones_are_refused(tmp_path):
     path.write_text(json.dumps(config | {"intermediate_size": 40}))
     with pytest.raises(WeightsError, match="intermediate"):
         AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
-    quantized = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    path.write_text(json.dumps(config | {"quantization_config": quantized}))
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    path.write_text(json.dumps(config | {"quantization_config": settings}))
     tensors = load_file(tmp_path / "model.safetensors")
     name = next(name for name in tensors if name.endswith("query.weight"))
     tensors[name] = tensors[name].astype(np.int8)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(HfseqError, match="quantiz"):
         AUTO["ForMaskedLM"].from_pretrained(tmp_path, bridge=True)
+
+
+def test_quantized_checkpoints_are_dequantized(tmp_path):
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96}
+    config = transformers.LlamaConfig(**sizes, head_dim=16, tie_word_embeddings=False)
+    source = write_random_model(config, tmp_path / "source", "ForCausalLM")
+    values = quantized.quantize_directory(source, tmp_path / "quantized", "gptq")
+    model = AUTO["ForCausalLM"].from_pretrained(
+        tmp_path / "quantized", bridge=True, param_dtype=jnp.float32
+    )
+    for name, expected in values.items():
+        layer = functools.reduce(dict.__getitem__, name.split(".")[:-1], model.params)
+        np.testing.assert_allclose(layer["kernel"].T, expected, rtol=1e-6, atol=1e-9)
+    assert np.isfinite(model(np.arange(8)[None]).logits).all()
 
 
 def test_sharding_rules_follow_the_plan_of_the_configuration():
@@ -216,12 +233,12 @@ def test_sharding_rules_follow_the_plan_of_the_configuration():
     assert jnp.float32 == jax.tree.leaves(model.abstract_params)[0].dtype
 
 
-@pytest.mark.parametrize(("experts", "tactic"), [(8, "row_table"), (6, "table")])
-def test_experts_of_the_plan_are_split_by_expert(experts, tactic):
-    sizes = SIZES | {"num_local_experts": experts, "num_key_value_heads": 2}
+@pytest.mark.parametrize(("width", "tactic"), [(32, "expert_table"), (30, "expert_bias")])
+def test_experts_of_the_plan_are_split_by_expert(width, tactic):
+    sizes = SIZES | {"num_local_experts": 6, "num_key_value_heads": 2, "intermediate_size": width}
     config = transformers.MixtralConfig(**sizes)
     model = AUTO["ForCausalLM"].from_config(config, bridge=True, _do_init=False)
     rules = dict(model.sharding_rules())
-    for name in ("gate_up_proj", "down_proj"):
-        assert rules[rf"^model/layers/0/mlp/experts/{name}$"] == tactic
+    assert rules[r"^model/layers/0/mlp/experts/gate_up_proj$"] == tactic
+    assert rules[r"^model/layers/0/mlp/experts/down_proj$"] == "expert_table"
     assert rules[r"^model/layers/0/self_attn/q_proj/kernel$"] == "column"

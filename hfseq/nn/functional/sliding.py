@@ -138,13 +138,16 @@ def _window(
     x: Array, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, n: int
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
     """Returns the size, stride, dilation and padding of a window for all axes of `x`."""
-    size = per_axis(size, n)
+    size = list(per_axis(size, n))
     stride = per_axis(stride, n) if stride else size
     padding, dilation = per_axis(padding, n), per_axis(dilation, n)
     lead = x.ndim - n
     pads = [(0, 0)] * lead
     for axis in range(n):
-        total = x.shape[lead + axis] + 2 * padding[axis] - dilation[axis] * (size[axis] - 1) - 1
+        length = x.shape[lead + axis] + 2 * padding[axis]
+        if dilation[axis] == 1:
+            size[axis] = min(size[axis], length)  # a window beyond both ends has the same elements
+        total = length - dilation[axis] * (size[axis] - 1) - 1
         count = total // stride[axis]
         if ceil_mode and total % stride[axis]:
             # The last window must begin inside the array or its left padding.
@@ -211,12 +214,14 @@ def avg_pool(
     total = lax.reduce_window(x, zero, lax.add, sizes, strides, pads)
     if divisor_override is not None:
         return total / divisor_override
-    ones = jnp.ones_like(x)
-    if count_include_pad:
-        inner = [(0, 0)] * (x.ndim - n) + [(count, count) for count in per_axis(padding, n)]
-        ones = jnp.pad(ones, inner, constant_values=1)
-        pads = [(0, high - low) for low, high in pads]
-    return total / lax.reduce_window(ones, zero, lax.add, sizes, strides, pads)
+    # The number of elements in each window is the product of the numbers along the axes.
+    counts = np.ones(())
+    for axis, margin in enumerate(per_axis(padding, n), x.ndim - n):
+        start = np.arange(total.shape[axis]) * strides[axis] - margin
+        margin *= count_include_pad
+        end = np.minimum(start + sizes[axis], x.shape[axis] + margin)
+        counts = counts[..., None] * (end - np.maximum(start, -margin))
+    return total / counts.astype(x.dtype)
 
 
 def _adaptive_pool(x: Array, output_size: Any, method: str) -> Array:

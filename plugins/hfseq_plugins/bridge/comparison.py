@@ -13,9 +13,11 @@ import numpy as np
 import torch
 import transformers
 
-from hfseq.modeling.auto import FlaxAutoModel, FlaxAutoModelForCausalLM
+from hfseq.errors import one_line
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
+from hfseq_plugins.bridge.coverage import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, NOT_COMPARED
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
+from hfseq_plugins.bridge.model import bridged_class
 
 #: XLA options that shorten compilation, which takes longer than running a tiny model.
 COMPILER_OPTIONS: Any = {
@@ -106,10 +108,16 @@ class Bridged:
     Args:
         model: The PyTorch model.
         inputs: The inputs of the model by name, as NumPy arrays.
+
+    If the PyTorch model is in training mode, the bridge also runs in training mode, and without
+    dropout.
     """
 
     def __init__(self, model: transformers.PreTrainedModel, inputs: Mapping[str, Any]):
         self.module = modules.build(model.config, type(model).__name__)
+        self.train = model.training
+        if self.train:
+            prepare_training(self.module)
         self.tensors = tensors_of(model)
         static = tiny.static_inputs(model.config.model_type)
         self.arrays = {
@@ -129,9 +137,14 @@ class Bridged:
     def outputs(
         self, tensors: Mapping[str, jax.Array], arrays: Mapping[str, jax.Array]
     ) -> dict[str, Any]:
-        """Runs the forward pass and returns its floating-point outputs by name."""
-        outputs, _ = trace.call(self.module, tensors, {**arrays, **self.constants})
-        return flatten(outputs)
+        """Runs the forward pass.
+
+        Returns:
+            The floating-point outputs by name. In training mode, they contain the changed buffers.
+        """
+        inputs = {**arrays, **self.constants}
+        outputs, buffers = trace.call(self.module, tensors, inputs, train=self.train)
+        return flatten(outputs) | (flatten(buffers) if self.train else {})
 
     def forward(self) -> dict[str, jax.Array]:
         """Compiles and runs the forward pass, and returns its floating-point outputs by name."""
@@ -175,8 +188,8 @@ def torch_gradients(
     model: transformers.PreTrainedModel,
     inputs: Mapping[str, Any],
     factors: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-    """Returns PyTorch's gradients of the loss in `Bridged.gradients`, by parameter name."""
+) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
+    """Returns PyTorch's outputs and gradients of the loss in `Bridged.gradients`, by name."""
     model.zero_grad()
     with torch.enable_grad():
         outputs = run_torch(model, inputs)
@@ -189,7 +202,13 @@ def torch_gradients(
         if parameter.grad is not None
     }
     model.zero_grad()
-    return gradients
+    return outputs, gradients
+
+
+def in_float64(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts the float32 arrays in the inputs of a model to float64."""
+    is_float32 = {n for n, x in inputs.items() if isinstance(x, np.ndarray) and x.dtype == "f4"}
+    return {n: x.astype(np.float64) if n in is_float32 else x for n, x in inputs.items()}
 
 
 def loss_factors(outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
@@ -244,47 +263,158 @@ def compare_gradients(
     return worst(errors)
 
 
-def compare_files(model: transformers.PreTrainedModel) -> str:
-    """Loads a checkpoint of a model with the bridge, saves it, and loads it in PyTorch again.
+def prepare_training(model: torch.nn.Module) -> None:
+    """Makes the training mode of a model deterministic and well-conditioned.
+
+    The rates of dropout and of other noise become 0, and SpecAugment is disabled. Batch
+    normalization would amplify rounding errors, because a channel of a tiny model may only have two
+    values. Its constant `eps` therefore becomes 1.
+    """
+    configs: list[Any] = [part.config for part in model.modules() if hasattr(part, "config")]
+    nested = [entry for config in configs for entry in vars(config).values()]
+    configs += [entry for entry in nested if isinstance(entry, transformers.PreTrainedConfig)]
+    entries: list[Any] = [*model.modules(), *configs]
+    for entry in entries:
+        part: Any = entry
+        for name, value in list(vars(entry).items()):
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(entry, name, 0.0)
+        if isinstance(entry, torch.nn.Module) and "Drop" in type(entry).__name__:
+            part.p = 0.0
+        if isinstance(entry, torch.nn.modules.batchnorm._BatchNorm):
+            part.eps = 1.0
+        if hasattr(entry, "apply_spec_augment"):
+            entry.apply_spec_augment = False
+
+
+def compare_training(model: transformers.PreTrainedModel) -> str:
+    """Compares a training step without dropout in the bridge and in PyTorch.
+
+    The outputs, the gradients and the buffers that the step changes must agree in training mode.
+    The updates of all optimizers are functions of the gradients. The compared model is a new model
+    of the same model type as `model`.
 
     Returns:
-        "agrees" if all tensors are the same, or the names of the first tensors that differ.
+        "agrees", the name and the error of what differs, or why nothing was compared.
+    """
+    model_type = model.config.model_type
+    try:
+        inputs = tiny.tiny_inputs(model)
+        with torch.no_grad():
+            factors = loss_factors(run_torch(_training_model(model_type), inputs))
+        reference = _training_model(model_type)
+        outputs, theirs = torch_gradients(reference, inputs, factors)
+    except Exception as error:
+        return not_compared(error)
+    bridged = Bridged(_training_model(model_type), inputs)
+    if not theirs or not bridged.trained:
+        return f"{NOT_COMPARED}: PyTorch computes no gradients"
+    ours, gradients = bridged.gradients(factors)
+    problem = _difference(ours, gradients, outputs | dict(reference.named_buffers()), theirs)
+    if problem:
+        reference = _training_model(model_type).double()
+        try:
+            outputs, theirs = torch_gradients(reference, in_float64(inputs), factors)
+        except RuntimeError:  # the model only computes in float32
+            return problem
+        problem = _difference(ours, gradients, outputs | dict(reference.named_buffers()), theirs)
+    return problem or "agrees"
+
+
+def _training_model(model_type: str) -> transformers.PreTrainedModel:
+    model = tiny.tiny_model(model_type).train()
+    prepare_training(model)
+    return model
+
+
+def _difference(
+    ours: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    their_outputs: Mapping[str, torch.Tensor],
+    their_gradients: Mapping[str, np.ndarray],
+) -> str:
+    """Returns the name and the error of an output or a gradient that differs, or ""."""
+    compared = {name: value for name, value in their_outputs.items() if name in ours}
+    error, name = compare_outputs(ours, compared)
+    if error is not None and error > FORWARD_TOLERANCE:
+        return f"{name} differs by {error:.1e}"
+    error, name = compare_gradients(gradients, their_gradients)
+    if error is not None and error > GRADIENT_TOLERANCE:
+        return f"the gradient of {name} differs by {error:.1e}"
+    return ""
+
+
+def not_compared(error: Exception) -> str:
+    """Returns the result of a check that PyTorch does not support."""
+    return one_line(f"{NOT_COMPARED}: PyTorch raises {type(error).__name__}: {error}", 160)
+
+
+def compare_files(model: transformers.PreTrainedModel) -> str:
+    """Loads a checkpoint of a model with the bridge, saves it, and loads both in PyTorch.
+
+    Returns:
+        "agrees" if all tensors are the same, the names of the first tensors that differ, or why
+        nothing was compared.
     """
     with tempfile.TemporaryDirectory() as folder:
         before, after = f"{folder}/before", f"{folder}/after"
-        model.save_pretrained(before)
-        FlaxAutoModel.from_pretrained(before, bridge=True).save_pretrained(after)
+        try:
+            model.save_pretrained(before)
+            expected = type(model).from_pretrained(before).state_dict()
+        except Exception as error:
+            return not_compared(error)
+        bridged = bridged_class(type(model).__name__)
+        bridged.from_pretrained(before, config=model.config).save_pretrained(after)
         again = type(model).from_pretrained(after).state_dict()
     differing = [
         name
-        for name, tensor in model.state_dict().items()
+        for name, tensor in expected.items()
         if name not in again or not torch.equal(tensor, again[name].to(tensor.dtype))
     ]
-    return f"differs ({', '.join(differing[:3])})" if differing else "agrees"
+    return f"{', '.join(differing[:3])} differ" if differing else "agrees"
+
+
+def generating_class(config: transformers.PreTrainedConfig) -> Any:
+    """Returns the PyTorch class of a model type that generates text, or `None`."""
+    for mapping in (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    ):
+        torch_class: Any = mapping[type(config)] if type(config) in mapping else None
+        if torch_class is not None and torch_class.can_generate():
+            return torch_class
+    return None
 
 
 def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6) -> str:
     """Compares greedy decoding in the bridge and in PyTorch.
 
-    The compared model is a new causal language model of the same model type as `model`.
+    The compared model is a new model of the same model type as `model`. The prompts are texts.
 
     Returns:
         "agrees", the percentage of tokens that are equal, or why nothing was compared.
     """
     config = tiny.tiny_config(model.config.model_type)
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "no causal language model"
-    head: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    language_model = head._from_config(config).eval()
-    language_model.generation_config.eos_token_id = None
-    language_model.generation_config.pad_token_id = 0
+    generator = generating_class(config)
+    if generator is None:
+        return f"{NOT_COMPARED}: no class generates text"
+    config.is_decoder = True
     prompt = np.random.default_rng(0).integers(4, 60, (2, 8)).astype(np.int32)
     options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
-    with torch.no_grad():
-        theirs = language_model.generate(torch_tensor(prompt), **options)[:, 8:].numpy()
+    try:
+        text_model: Any = tiny.random_model(generator, config)
+        defaults = text_model.generation_config
+        defaults.eos_token_id, defaults.pad_token_id = None, 0
+        if defaults.decoder_start_token_id is None:
+            defaults.decoder_start_token_id = 0
+        with torch.no_grad():
+            theirs = text_model.generate(torch_tensor(prompt), **options).numpy()
+    except Exception as error:
+        return not_compared(error)
     with tempfile.TemporaryDirectory() as folder:
-        language_model.save_pretrained(folder)
-        bridged = FlaxAutoModelForCausalLM.from_pretrained(folder, bridge=True)
-    ours = np.asarray(bridged.generate(jnp.asarray(prompt), **options).sequences)[:, 8:]
-    share = float((ours == theirs).mean())
+        text_model.save_pretrained(folder)
+        bridged = bridged_class(generator.__name__).from_pretrained(folder, config=config)
+    ours = np.asarray(bridged.generate(jnp.asarray(prompt), **options).sequences)
+    share = float((ours == theirs)[:, -new_tokens:].mean())
     return "agrees" if share == 1 else f"{share:.0%} of the tokens agree"

@@ -159,8 +159,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: Descriptions of the checks in `Result.checks`.
+FURTHER_CHECKS = {
+    "train": "Training steps without dropout",
+    "files": "Saved and loaded files",
+    "generate": "Greedily generated tokens",
+}
 #: Comparisons besides the forward pass.
-CHECKS = ("gradient", "generate", "files")
+CHECKS = ("gradient", *FURTHER_CHECKS)
+#: First words of the result of a check that compared nothing.
+NOT_COMPARED = "not compared"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -181,6 +189,8 @@ def run(arguments: argparse.Namespace) -> int:
         types = select_types(arguments.types, arguments.shard)
         results = []
         for result in compare_all(types, arguments.timeout, arguments.checks):
+            if result.model_type in stored:
+                result = _merge(stored[result.model_type], result, arguments.checks)
             results.append(result)
             stored[result.model_type] = result
             print(line(result), flush=True)
@@ -190,6 +200,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.table:
         update_table(Path(arguments.table), list(stored.values()))
     return 0 if all(r.status in ("agrees", "not compared") for r in results) else 1
+
+
+def _merge(stored: Result, new: Result, checks: Sequence[str]) -> Result:
+    """Adds the stored results of checks that the new comparison does not include."""
+    if not (stored.forward_agrees and new.forward_agrees):
+        return new
+    if "gradient" not in checks:
+        new = dataclasses.replace(
+            stored, checks=new.checks, forward_error=new.forward_error, seconds=new.seconds
+        )
+    return dataclasses.replace(new, checks={**stored.checks, **new.checks})
 
 
 def select_types(types: Sequence[str] | None, shard: str) -> list[str]:
@@ -338,7 +359,7 @@ def line(result: Result) -> str:
         text = f"forward {result.forward_error:.1e}, gradient {gradient}"
         if not result.forward_agrees:
             text += f" ({result.forward_name})"
-        elif not result.gradient_agrees:
+        elif result.status == "differs":
             text += f" ({result.gradient_name or result.reason})"
     else:
         text = f"{result.stage}: {result.reason}"
@@ -364,7 +385,17 @@ def summary(results: Sequence[Result]) -> list[str]:
     if compared:
         share = 100 * gradient / compared
         lines.append(f"The gradients agree for {gradient} of {compared} ({share:.1f} %).")
+    for name, description in FURTHER_CHECKS.items():
+        answers = [r.checks[name] for r in runs if _is_compared(r, name)]
+        if answers:
+            agree = answers.count("agrees")
+            share = 100 * agree / len(answers)
+            lines.append(f"{description} agree for {agree} of {len(answers)} ({share:.1f} %).")
     return lines
+
+
+def _is_compared(result: Result, check: str) -> bool:
+    return not result.checks.get(check, NOT_COMPARED).startswith(NOT_COMPARED)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -391,6 +422,7 @@ def table(results: Sequence[Result]) -> str:
     lines += [f"These {len(agreeing)} model types agree:", ""]
     lines += [", ".join(f"`{result.model_type}`" for result in agreeing) + ".", ""]
     lines += _notes(agreeing)
+    lines += _failed_checks(ordered)
     excluded = [result for result in ordered if result.status == "not compared"]
     if excluded:
         lines += [
@@ -440,6 +472,27 @@ def _notes(results: Sequence[Result]) -> list[str]:
             f"{', '.join(constants)}."
         )
     return [text for line in lines for text in (line, "")]
+
+
+def _failed_checks(results: Sequence[Result]) -> list[str]:
+    """Returns a table of the checks that do not agree, and the types that PyTorch cannot check."""
+    rows = [
+        f"| `{result.model_type}` | {FURTHER_CHECKS[name].lower()} | {_cell(answer)} |"
+        for result in results
+        for name, answer in result.checks.items()
+        if answer != "agrees" and _is_compared(result, name)
+    ]
+    lines = ["| Model type | Check | Result |", "| --- | --- | --- |", *rows, ""] if rows else []
+    for name, description in FURTHER_CHECKS.items():
+        raised = f"{NOT_COMPARED}: PyTorch raises"
+        types = [r.model_type for r in results if r.checks.get(name, "").startswith(raised)]
+        if types:
+            names = ", ".join(f"`{model_type}`" for model_type in types)
+            lines += [
+                f"{description} were not compared because PyTorch raises an error: {names}.",
+                "",
+            ]
+    return lines
 
 
 def _row(result: Result) -> str:

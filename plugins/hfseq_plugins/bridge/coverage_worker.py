@@ -46,15 +46,15 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
         inputs = tiny.tiny_inputs(model)
         with torch.no_grad():
             theirs = comparison.run_torch(model, inputs)
+        if not theirs:
+            raise ValueError("the model returns no floating-point values")
+        # Some models, such as LeViT, keep tables that were computed without gradients.
+        model = tiny.tiny_model(model_type)
         stage = "trace"
         bridged = comparison.Bridged(model, inputs)
         constants = [n for n, x in bridged.constants.items() if isinstance(x, np.ndarray)]
         result = dataclasses.replace(result, constants=tuple(constants))
         stage = "run"
-        further = {
-            name: _check(function, model) for name, function in _CHECKS.items() if name in checks
-        }
-        result = dataclasses.replace(result, checks=further)
         factors = comparison.loss_factors(theirs) if "gradient" in checks else {}
         gradients: dict[str, Any] = {}
         if factors and bridged.trained:
@@ -68,7 +68,10 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
         result = reference.compare(result, ours, gradients)
         if result.status == "differs":
             result = reference.in_float64().compare(result, ours, gradients)
-        return result
+        further = {
+            name: _check(function, model) for name, function in _CHECKS.items() if name in checks
+        }
+        return dataclasses.replace(result, checks=further)
     except UnsupportedModel as error:
         return dataclasses.replace(_refused(result, error), stage=stage)
     except Exception as error:
@@ -89,11 +92,14 @@ def _refused(result: Result, error: UnsupportedModel) -> Result:
 def _check(function: Callable[[Any], str], model: Any) -> str:
     try:
         return function(model)
+    except UnsupportedModel as error:
+        return one_line(f"refused: {error.operator or error} in {error.statement}", 160)
     except Exception as error:
         return one_line(f"{type(error).__name__}: {error}", 120)
 
 
 _CHECKS: dict[str, Callable[[Any], str]] = {
+    "train": comparison.compare_training,
     "files": comparison.compare_files,
     "generate": comparison.compare_generation,
 }
@@ -135,7 +141,7 @@ class Reference:
         if not self.factors or result.reason:
             return result
         try:
-            theirs = comparison.torch_gradients(self.model, self.inputs, self.factors)
+            _, theirs = comparison.torch_gradients(self.model, self.inputs, self.factors)
         except RuntimeError:  # all parameters are frozen, or gradients are disabled
             theirs = {}
         if not gradients or not theirs:
@@ -150,12 +156,7 @@ class Reference:
     def in_float64(self) -> Reference:
         """Returns a reference in float64, or this one if the model only computes in float32."""
         model = copy.deepcopy(self.model).double()
-        inputs = {
-            name: value.astype(np.float64)
-            if isinstance(value, np.ndarray) and value.dtype == np.float32
-            else value
-            for name, value in self.inputs.items()
-        }
+        inputs = comparison.in_float64(self.inputs)
         try:
             with torch.no_grad():
                 return Reference(model, inputs, comparison.run_torch(model, inputs), self.factors)

@@ -23,9 +23,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hfseq.errors import HfseqError
-from hfseq_plugins.bridge import random
-from hfseq_plugins.bridge.dtypes import JAX_DTYPES
-from hfseq_plugins.bridge.gradients import without_gradient
+from hfseq_plugins.bridge import random, state
+from hfseq_plugins.bridge.dtypes import JAX_DTYPES, numpy_array
+from hfseq_plugins.bridge.gradients import with_gradient_of, without_gradient
 from hfseq_plugins.bridge.operators import OPERATORS, Operator
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, Node, from_array, from_constant
@@ -63,6 +63,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not is_random and all(
         not isinstance(tensor, JaxTensor) or tensor.node.is_constant for tensor in tensors
     ):
+        if not state.is_tracing():  # Transformers caches some tables of a traced call
+            return func(*_map(_constant, args), **_map(_constant, kwargs))
         return _run_constant(func, args, kwargs)
     args, kwargs = _wrap(args), _wrap(kwargs)
     if is_random:
@@ -247,6 +249,22 @@ def _find(func: OpOverload) -> Operator | None:
     return operator
 
 
+#: Operators whose result may have a shape that depends on the values of a boolean index.
+_INDEXING = frozenset({"index", "unsafe_index", "index_put", "unsafe_index_put", "index_put_impl"})
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.array if isinstance(tensor, JaxTensor) else tensor
+
+
+def _index_array(tensor: torch.Tensor) -> Any:
+    """Returns a NumPy array for a constant boolean index, so that the number of rows is known."""
+    if isinstance(tensor, JaxTensor) and tensor.node.is_constant and tensor.dtype == torch.bool:
+        assert tensor.node.constant is not None
+        return numpy_array(tensor.node.constant)
+    return _array(tensor)
+
+
 def _call(
     operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -258,9 +276,10 @@ def _call(
     if operator.promoted:
         args = _promote(operator, args)
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-    arrays = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, args)
+    convert = _index_array if str(func).split(".")[1].strip("_") in _INDEXING else _array
+    arrays = _map(convert, args)
     arrays = [JAX_DTYPES.get(x, x) if isinstance(x, torch.dtype) else x for x in arrays]
-    options = _map(lambda x: x.array if isinstance(x, JaxTensor) else x, kwargs)
+    options = _map(convert, kwargs)
     for name in ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"):
         options.pop(name, None)
     if "dtype" in options:
@@ -339,7 +358,11 @@ def _write(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
             continue
         dtype = JAX_DTYPES[target.dtype]
         array = jnp.broadcast_to(jnp.asarray(value, dtype), tuple(target.shape))
+        root = target.node.root
+        old = root.value
         target.node.write(array)
+        if not torch.is_grad_enabled() and isinstance(old, jax.Array):
+            root.value, root.version = with_gradient_of(old, root.value), root.version + 1
     return _written(func, args, kwargs)[0] if len(targets) == 1 else tuple(targets)
 
 

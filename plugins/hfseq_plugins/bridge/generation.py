@@ -220,6 +220,8 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
         jax.eval_shape(forward, abstract_tensors(structure))
     except Exception as error:  # an unsupported cache class or operator
         return CachePlan("history", {}, _first_line(error))
+    if len(layers) > layer_count(module):
+        return CachePlan("history", {}, "some layers are applied several times to each token")
     kinds = {"keys" if name.startswith("cached") else "states" for name in _entry_names(layers)}
     if len(kinds) == 1:
         return CachePlan("keys" if kinds == {"keys"} else "states", layers)
@@ -309,10 +311,15 @@ def _first_line(error: BaseException) -> str:
 # -- the cache inside of a module
 
 
+def layer_count(module: torch.nn.Module) -> int:
+    """Returns the number of layers of a PyTorch model that can have a cache."""
+    numbers = [getattr(part, "layer_idx", None) for part in module.modules()]
+    return max((n for n in numbers if isinstance(n, int)), default=-1) + 1
+
+
 def add_holders(module: Any) -> None:
     """Adds empty submodules to a bridged module, to which a cache can be attached."""
-    numbers = [getattr(part, "layer_idx", None) for part in module.structure.module.modules()]
-    count = max((n for n in numbers if isinstance(n, int)), default=-1) + 1
+    count = layer_count(module.structure.module)
     for name in (LAYERS, ENCODER_LAYERS):
         layers = Holder()
         for number in range(count):

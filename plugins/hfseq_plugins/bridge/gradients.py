@@ -32,6 +32,28 @@ def without_gradient(array: jax.Array) -> jax.Array:
     return _refuse_gradient(name, array)
 
 
+def with_gradient_of(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Defines the gradient of a tensor after a write while PyTorch's gradients were disabled.
+
+    PyTorch does not record such a write. The gradient of the new values is that of the old values,
+    for example of a parameter.
+    """
+    is_float = jnp.issubdtype(new.dtype, jnp.floating)
+    return _replace(old, new) if is_float and _custom_function() is None else new
+
+
+@jax.custom_jvp
+def _replace(old: jax.Array, new: jax.Array) -> jax.Array:
+    return new
+
+
+@_replace.defjvp
+def _replace_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
+
+
 def _custom_function() -> str | None:
     """Returns the name of the `torch.autograd.Function` that is running, if there is one."""
     frame: FrameType | None = sys._getframe(2)

@@ -35,7 +35,8 @@ def sharding_rules(model: Any) -> list[tuple[str, str]]:
 
     * Matrices and biases in the tensor-parallel plan of the PyTorch class are split over the mesh
       axis `tensor`. Parameters with more than two dimensions are never split over it.
-    * Parameters in the expert-parallel plan are split by expert over the mesh axis `fsdp`.
+    * Parameters in the expert-parallel plan are split by expert over the mesh axis `expert`, and
+      along their second dimension over `fsdp` if its size is a multiple of 8.
     * All other parameters with at least two dimensions are split over `fsdp` along their second
       dimension. If its size is not a multiple of 8, they are split along their first dimension. If
       that size is not a multiple of 8 either, they are replicated.
@@ -49,15 +50,14 @@ def sharding_rules(model: Any) -> list[tuple[str, str]]:
     """
     plan = tensor_parallel_plan(model.structure.module)
     expert_plan = expert_parallel_plan(model.structure.module)
-    rules = []
+    rules: list[tuple[str, str]] = []
     for path, leaf in trees.flatten(model.abstract_params).items():
         name = model.structure.names.get(path, "")
         if _is_planned(name, expert_plan):
-            tactic = "row_table" if leaf.shape[0] % 8 == 0 else None
+            tactic = expert_tactic(leaf.shape)
         else:
-            tactic = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
-        if tactic is None:
-            tactic = _default_tactic(path[-1], leaf.shape, model.vocab_size())
+            planned = _planned_tactic(name, path[-1], plan, model.vocab_size(), leaf.shape)
+            tactic = planned or _default_tactic(path[-1], leaf.shape, model.vocab_size())
         rules.append((f"^{re.escape(trees.join(path))}$", tactic))
     return rules
 
@@ -78,6 +78,11 @@ def expert_parallel_plan(module: Any) -> tuple[str, ...]:
     """Returns patterns of the names of those parameters whose first axis is the expert."""
     plan = getattr(module, "_ep_plan", None) or {}
     return tuple(pattern for pattern, style in plan.items() if style in EXPERT_STYLES)
+
+
+def expert_tactic(shape: tuple[int, ...]) -> str:
+    """Returns the layout of a parameter whose first axis is the expert."""
+    return "expert_table" if shape[1] % 8 == 0 else "expert_bias"
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

@@ -37,6 +37,7 @@ from hfseq_plugins.bridge.generation import (
     generation_mixin,
     run_with_cache,
 )
+from hfseq_plugins.bridge.heads import torch_heads
 from hfseq_plugins.bridge.initialization import initial_values
 from hfseq_plugins.bridge.layout import sharding_rules
 from hfseq_plugins.bridge.names import BridgedWeightMap
@@ -53,7 +54,10 @@ _OPTIONS = ("output_attentions", "output_hidden_states")
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 #: Ends of the names of inputs whose values determine the shapes of arrays. These inputs are
 #: constants of the compiled program.
-_STATIC_INPUTS = ("grid_thw", "image_sizes", "spatial_shapes", "grid_hws", "image_num_patches")
+_STATIC_INPUTS = (
+    *("grid_thw", "image_sizes", "spatial_shapes", "grid_hws", "image_num_patches"),
+    "target_sizes",
+)
 
 
 class BridgedModule(nnx.Module):
@@ -418,6 +422,14 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
         return issubclass(cls, BridgedCausalGeneration | BridgedSeq2SeqGeneration)
 
     @classmethod
+    def is_class_of(cls, model_type: str) -> bool:
+        """Returns whether Transformers uses the PyTorch class for a model type.
+
+        Some model types have the class of another one. For example, EXAONE models are Llama models.
+        """
+        return cls.torch_class_name() in torch_heads(model_type).values()
+
+    @classmethod
     def torch_class_name(cls) -> str:
         """Returns the name of the PyTorch class."""
         return cls.module_class.torch_class_name
@@ -589,13 +601,13 @@ def _model_call(names: tuple[str, ...]) -> Callable[..., Any]:
         inspect.Parameter(name, positional, default=default)
         for name, default in _CALL_OPTIONS.items()
     ]
-    parameters.append(inspect.Parameter("inputs", inspect.Parameter.VAR_KEYWORD))
+    parameters.append(inspect.Parameter("other_inputs", inspect.Parameter.VAR_KEYWORD))
     signature = inspect.Signature(parameters)
 
     def call(self: FlaxBridgedPreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         arguments.pop("self")
-        other_inputs = arguments.pop("inputs", {})
+        other_inputs = arguments.pop("other_inputs", {})
         options = {name: arguments.pop(name) for name in _CALL_OPTIONS if name in arguments}
         return self.run({**arguments, **other_inputs}, **options)
 

@@ -40,6 +40,7 @@ class FileNames:
     """
 
     def __init__(self, module: Any):
+        self._module = module
         transforms = get_model_conversion_mapping(module, add_legacy=False)
         self._reverse = [
             transform.reverse_transform()
@@ -101,7 +102,7 @@ class FileNames:
             stem = self.in_file(module_name).removesuffix(end)
             converted |= {f"{stem}{n}": t for n, t in _split(tensor, self.joined[end]).items()}
         for target, (converter, sources) in groups.items():
-            for name, tensor in _run(converter, target, sources).items():
+            for name, tensor in _run(converter, target, sources, self._module).items():
                 converted[self.in_file(name)] = tensor
         return converted
 
@@ -122,7 +123,7 @@ def _joined_tensor(converter: WeightConverter) -> JoinedTensor | None:
     stacked = kinds[0] is MergeModulelist
     if stacked and converter.operations[0].dim != 0:  # type: ignore[attr-defined]
         return None
-    sources = [pattern.lstrip(".^").replace("\\.", ".") for pattern in converter.source_patterns]
+    sources = [pattern.replace("\\.", ".").lstrip(".^") for pattern in converter.source_patterns]
     if any(
         source.count("*") != int(stacked) or set("()[]|+?\\$") & {*source} for source in sources
     ):
@@ -153,7 +154,10 @@ def _split(tensor: Tensor, joined: JoinedTensor) -> dict[str, Tensor]:
 
 
 def _run(
-    converter: WeightConverter, target: str, sources: Mapping[str, list[tuple[str, Tensor]]]
+    converter: WeightConverter,
+    target: str,
+    sources: Mapping[str, list[tuple[str, Tensor]]],
+    module: Any,
 ) -> dict[str, Tensor]:
     """Converts tensors with the operations of one of Transformers' converters."""
     converter = converter.copy(
@@ -168,7 +172,7 @@ def _run(
             array = np.array(tensor.read(...), np.float32)
             converter.add_tensor(target, name, pattern, torch.from_numpy(array))  # type: ignore[arg-type]
     results = {}
-    for name, value in converter.convert(target).items():
+    for name, value in converter.convert(target, module, module.config).items():
         value = value[0] if isinstance(value, list) else value
         values = np.ascontiguousarray(value.numpy())
         results[name] = Tensor(values.shape, dtype, values.__getitem__)

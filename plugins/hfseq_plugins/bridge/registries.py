@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import torch
 
 from hfseq import nn
+from hfseq.nn.sharding import TACTICS
 from hfseq.nn.visible import Visibility
 from hfseq_plugins.bridge import state
+from hfseq_plugins.bridge.layout import expert_tactic
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 from hfseq_plugins.bridge.tensor import JaxTensor, as_arrays, from_array
 
@@ -340,7 +342,7 @@ def experts(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes a mixture of experts with `hfseq.nn.mix_experts`.
+    """Computes a mixture of experts with `hfseq.nn.mix_sharded_experts`.
 
     Args:
         self: The PyTorch layer with the weights of the experts.
@@ -352,20 +354,29 @@ def experts(
         The outputs, `(tokens, features)`.
     """
 
-    def arrays(name: str) -> tuple[jax.Array, jax.Array | None]:
-        kernel = as_arrays(getattr(self, name))
-        bias = as_arrays(getattr(self, f"{name}_bias")) if self.has_bias else None
-        return kernel if self.is_transposed else kernel.swapaxes(1, 2), bias
+    up_name = "gate_up_proj" if self.has_gate else "up_proj"
+    names = [up_name, "down_proj"]
+    names += [f"{name}_bias" for name in names] if self.has_bias else []
+    arrays = {name: as_arrays(getattr(self, name)) for name in names}
 
-    def compute(rows: jax.Array, layout: nn.ExpertRows) -> jax.Array:
-        inner = from_array(
-            layout.product(rows, *arrays("gate_up_proj" if self.has_gate else "up_proj"))
-        )
+    def compute(
+        rows: jax.Array, layout: nn.ExpertRows, arrays: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        def parameters(name: str) -> tuple[jax.Array, jax.Array | None]:
+            kernel = arrays[name] if self.is_transposed else arrays[name].swapaxes(1, 2)
+            return kernel, arrays.get(f"{name}_bias")
+
+        inner = from_array(layout.product(rows, *parameters(up_name)))
         inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
-        outputs = layout.product(as_arrays(inner), *arrays("down_proj"))
+        outputs = layout.product(as_arrays(inner), *parameters("down_proj"))
         if self.has_post_expert_norm:
             outputs = as_arrays(self.post_expert_norm(from_array(outputs)))
         return outputs
 
-    x, index, weights = as_arrays((hidden_states, top_k_index, top_k_weights))
-    return from_array(nn.mix_experts(x, index, weights, self.num_experts, compute))
+    # Each token is a sequence of its own, so that the mesh splits tokens like rows of a batch.
+    x, index, weights = (
+        as_arrays(tensor)[:, None] for tensor in (hidden_states, top_k_index, top_k_weights)
+    )
+    axes = {name: TACTICS[expert_tactic(array.shape)] for name, array in arrays.items()}
+    outputs = nn.mix_sharded_experts(x, index, weights, self.num_experts, compute, arrays, axes)
+    return from_array(outputs[:, 0])

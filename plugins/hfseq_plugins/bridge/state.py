@@ -46,3 +46,8 @@ def leave() -> None:
 def current() -> TraceState:
     """Returns the settings of the innermost call in this thread."""
     return _calls.states[-1] if _calls.states else TraceState()
+
+
+def is_tracing() -> bool:
+    """Returns whether this thread traces a model."""
+    return bool(_calls.states)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch.utils._mode_utils import no_dispatch
 
 from hfseq_plugins.bridge.dtypes import TORCH_DTYPES, numpy_array
 from hfseq_plugins.bridge.refusals import UnsupportedModel, model_frame
@@ -308,7 +309,8 @@ def from_constant(tensor: torch.Tensor) -> JaxTensor:
     """Wraps a PyTorch tensor whose values do not depend on any jax array."""
     if isinstance(tensor, JaxTensor):
         return tensor
-    tensor = tensor.detach()
+    with no_dispatch():  # a trace of a model would return a JaxTensor
+        tensor = tensor.detach()
     node = Node(constant=tensor)
     return JaxTensor(
         node, tuple(tensor.shape), tensor.dtype, tensor.stride(), int(tensor.storage_offset())

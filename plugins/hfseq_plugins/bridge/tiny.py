@@ -7,6 +7,7 @@ configurations in Transformers' own tests.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import typing
@@ -220,26 +221,42 @@ def model_class(config: PreTrainedConfig) -> type[transformers.PreTrainedModel]:
     return typing.cast(Any, entry[0] if isinstance(entry, tuple) else entry)
 
 
-def tiny_model(model_type: str, seed: int = 0) -> transformers.PreTrainedModel:
+def tiny_model(model_type: str) -> transformers.PreTrainedModel:
     """Returns a small PyTorch model with random weights, in evaluation mode.
-
-    Noise is added to all parameters. Parameters that are initialized with 0 or 1 then affect the
-    outputs, so a comparison of outputs detects errors in them.
 
     Raises:
         UsageError: The model has more than `MAX_PARAMETERS` parameters.
     """
     config = tiny_config(model_type)
-    kind = model_class(config)
+    return random_model(model_class(config), config, tiny_sizes.SEEDS.get(model_type, 0))
+
+
+def random_model(
+    torch_class: Any, config: PreTrainedConfig, seed: int = 0
+) -> transformers.PreTrainedModel:
+    """Returns a PyTorch model with random weights, in evaluation mode.
+
+    Noise is added to all parameters. Parameters that are initialized with 0 or 1 then affect the
+    outputs, so a comparison of outputs detects errors in them.
+
+    Args:
+        torch_class: The class of the model.
+        config: The configuration of the model.
+        seed: Determines the weights.
+
+    Raises:
+        UsageError: The model has more than `MAX_PARAMETERS` parameters.
+    """
     with torch.device("meta"):
-        count = sum(p.numel() for p in kind._from_config(config).parameters())
+        copied = copy.deepcopy(config)
+        count = sum(p.numel() for p in torch_class._from_config(copied).parameters())
     if count > MAX_PARAMETERS:
         raise UsageError(
-            f"the tiny {model_type} has {count} parameters, but at most {MAX_PARAMETERS} are "
-            "allowed: add smaller sizes to hfseq_plugins.bridge.tiny_sizes"
+            f"the tiny {config.model_type} has {count} parameters, but at most {MAX_PARAMETERS} "
+            "are allowed: add smaller sizes to hfseq_plugins.bridge.tiny_sizes"
         )
     torch.manual_seed(seed)
-    model = kind._from_config(tiny_config(model_type)).eval()
+    model = torch_class._from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -55,19 +55,16 @@ def _mel_frames(config: PreTrainedConfig, random: np.random.Generator) -> dict[s
     return {"input_features": _normal(random, 2, config.num_mel_bins, frames)}
 
 
-def _features_and_mask(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
-    return {
-        "input_features": _normal(random, 2, config.num_mel_bins, 64),
-        "input_features_mask": np.ones((2, 64), np.int32),
-    }
-
-
 def _siglip2(config: PreTrainedConfig, random: np.random.Generator) -> dict[str, Any]:
     return {
         "pixel_values": _normal(random, 2, 16, 192),
         "pixel_attention_mask": np.ones((2, 16), np.int32),
         "spatial_shapes": np.array([[4, 4], [4, 4]], np.int32),
     }
+
+
+def _nested(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for key, value in sizes.items()}
 
 
 #: Mamba sizes of hybrid models whose Mamba layers are twice as wide as the hidden size.
@@ -103,7 +100,7 @@ _EFFICIENTNET = {
     "num_block_repeats": [1, 1, 2],
     "expand_ratios": [1, 6, 6],
     "depthwise_padding": [],
-    "hidden_dim": 64,
+    "hidden_dim": 1280,
     "width_coefficient": 1.0,
     "depth_coefficient": 1.0,
 }
@@ -111,26 +108,79 @@ _SWIN = {"image_size": 64, "depths": [1, 1, 1, 1]}
 _HIERA = {
     "hidden_size": 16,
     "embed_dim_per_stage": [16, 32, 64, 128],
-    "blocks_per_stage": [1, 1, 1, 1],
+    "blocks_per_stage": [1, 1, 2, 1],
     "num_attention_heads_per_stage": [1, 2, 2, 2],
-    "global_attention_blocks": [2],
+    "global_attention_blocks": [3],
 }
+#: The channels of a backbone must fit each other.
+_HGNET = {
+    "stem_channels": [3, 8, 8],
+    "stage_in_channels": [8, 16, 16, 16],
+    "stage_mid_channels": [8, 8, 8, 8],
+    "stage_out_channels": [16, 16, 16, 16],
+    "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [1, 1, 1, 1],
+    "hidden_sizes": [16, 16, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "embedding_size": 8,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SAM2_VISION = {
+    **_nested("backbone_config", _HIERA),
+    "backbone_channel_list": [128, 64, 32, 16],
+    "backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]],
+}
+_COMPASS = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {**_ROPE, "mrope_section": [2, 1, 1]},
+        "full_attention": {**_ROPE, "mrope_section": [2, 1, 1]},
+    },
+}
+_MIMI = {
+    "num_filters": 8,
+    "upsample_groups": 32,
+    "codebook_dim": 32,
+    "vector_quantization_hidden_dimension": 32,
+}
+_STAGES = {"backbone_config.out_features": ["stage2", "stage3", "stage4"]}
+_DETECTOR = {
+    **_nested("backbone_config", _HGNET),
+    **_STAGES,
+    "encoder_in_channels": [16, 16, 16],
+    "decoder_in_channels": [32, 32, 32],
+}
+_RT_DETR = {
+    **_nested("backbone_config", {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}),
+    "backbone_config.embedding_size": 8,
+    **_STAGES,
+    "encoder_in_channels": [16, 16, 16],
+    "decoder_in_channels": [32, 32, 32],
+}
+_SAM = {
+    "vision_config.output_channels": 32,
+    "vision_config.num_pos_feats": 16,
+    "prompt_encoder_config.image_embedding_size": 4,
+}
+_VIBEVOICE = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1]}
 _VQ = {"vocabulary_map": {"<image>": 4}}
-
-
-def _nested(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    return {f"{name}.{key}": value for key, value in sizes.items()}
 
 
 #: Arguments of the configuration of each model type. Names with a dot, such as
 #: `text_config.vocab_size`, are arguments of nested configurations.
 SIZES: dict[str, dict[str, Any]] = {
-    "align": _nested("vision_config", _EFFICIENTNET),
+    "align": {**_nested("vision_config", _EFFICIENTNET), "projection_dim": 24},
+    "apertus1p5": {
+        "image_token_offset": 40,
+        "audio_token_offset": 56,
+    },
     "autoformer": _TIME_SERIES,
     "bit": {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_groups": 2},
     "blt": {
         "encoder_hash_byte_group_vocab": 64,
         "encoder_hash_byte_group_size": [3, 4],
+        "encoder_config.hidden_size_global": 32,
+        "decoder_config.hidden_size_global": 32,
     },
     "bridgetower": {
         "hidden_size": 128,
@@ -151,14 +201,48 @@ SIZES: dict[str, dict[str, Any]] = {
         "audio_config.num_attention_heads": [2, 2],
         "audio_config.num_hidden_layers": 2,
     },
-    "cohere_compass": {"text_config.layer_types": ["sliding_attention", "full_attention"]},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "clvp": {
+        # The heads must have at least 32 features.
+        "text_config.vocab_size": 300,
+        "text_config.hidden_size": 128,
+        "speech_config.vocab_size": 300,
+        "speech_config.hidden_size": 128,
+        "decoder_config.vocab_size": 300,
+    },
+    "cohere_compass": _nested("text_config", _COMPASS),
+    "cohere_compass_text": _COMPASS,
     "csm": {"codec_config.upsample_groups": 32},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "donut-swin": _SWIN,
     "swin": _SWIN,
+    "deepseek_ocr2": {
+        "text_config.mlp_layer_types": ["dense", "sparse"],
+        "text_config.num_experts_per_tok": 2,
+        "text_config.n_routed_experts": 4,
+        "text_config.n_shared_experts": 1,
+    },
+    "diffusion_gemma": {
+        "text_config.num_experts": 4,
+        "text_config.top_k_experts": 2,
+        "text_config.moe_intermediate_size": 16,
+    },
+    "dory": {
+        "num_hidden_layers": 3,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 1,
+        "n_output_layers": 1,
+    },
     "efficientnet": _EFFICIENTNET,
-    "emu3": _VQ,
+    "ernie4_5_vl_moe": {
+        "text_config.rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]},
+        "text_config.head_dim": 8,
+    },
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 8},
+    "granite4_vision": {
+        "deepstack_layer_map": [[0, 0]],
+        "text_config.hidden_size": 64,
+    },
+    "hgnet_v2": _HGNET,
     "exaone4_5_vision": {"window_size": 32},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config.model_in_dim": 16},
     "gemma3n_text": {
@@ -172,6 +256,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": DEFAULT,
         "key_dim": DEFAULT,
         "image_size": 64,
+        "patch_size": 16,
         "depths": [1, 1, 1],
     },
     "longcat_flash": {
@@ -180,10 +265,68 @@ SIZES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8,
         "qk_head_dim": 16,
     },
-    "mask2former": {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32},
-    "mimi": {"upsample_groups": 32},
-    "mimi_decoder": {"upsample_groups": 32},
-    "mistral4": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "qk_head_dim": 16, "head_dim": 8},
+    "mask2former": {
+        "feature_size": 32,
+        "mask_feature_size": 32,
+        "hidden_dim": 32,
+        "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
+    },
+    "oneformer": {"backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"]},
+    "mimi": _MIMI,
+    "mimi_decoder": _MIMI,
+    "mistral4": {
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "rope_parameters": {
+            **_ROPE,
+            "partial_rotary_factor": 0.5,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
+    "muse_spark": _nested("audio_config", {"num_hidden_layers": 4}),
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "pp_doclayout_v4": _DETECTOR,
+    "pp_ocrv5_server_rec": _nested("backbone_config", _HGNET),
+    "qwen2_5_omni_thinker": {"text_config.rope_parameters": _MROPE_8},
+    "rt_detr": _RT_DETR,
+    "rt_detr_v2": _RT_DETR,
+    "sam": _SAM,
+    "sam_hq": _SAM,
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 4, "num_frames": 2},
+    "vibevoice_acoustic_tokenizer": _VIBEVOICE,
+    "vibevoice_acoustic_tokenizer_decoder": _VIBEVOICE,
+    "vibevoice_acoustic_tokenizer_encoder": _VIBEVOICE,
+    "vibevoice": {
+        **_nested("audio_config", _VIBEVOICE),
+        **_nested("semantic_model_config", _VIBEVOICE),
+    },
+    "vibevoice_asr": {
+        **_nested("acoustic_tokenizer_encoder_config", _VIBEVOICE),
+        **_nested("semantic_tokenizer_encoder_config", _VIBEVOICE),
+    },
+    "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
+    "emu3": {
+        **_VQ,
+        "vq_config.base_channels": 32,
+        "vq_config.channel_multiplier": [1, 1],
+        "vq_config.codebook_size": 64,
+        "vq_config.hidden_size": 32,
+    },
+    "janus": {
+        "vq_config.base_channels": 32,
+        "vq_config.channel_multiplier": [1, 1],
+        "vq_config.latent_channels": 16,
+        "vq_config.num_embeddings": 64,
+        "vq_config.image_token_embed_dim": 32,
+    },
+    "blip-2": {"image_token_index": 5},
+    "instructblip": {"image_token_index": 5},
+    "instructblipvideo": {"video_token_index": 5},
+    "deimv2": _DETECTOR,
+    "d_fine": _DETECTOR,
+    "step3p7": {"text_config.sliding_window": 8},
     "mobilevitv2": {"image_size": 64},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"n_groups": 2},
@@ -196,8 +339,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_self_attends_per_block": 1,
         "num_self_attention_heads": 2,
         "num_cross_attention_heads": 2,
-        "qk_channels": 16,
-        "v_channels": 16,
+        "qk_channels": 32,
+        "v_channels": 32,
     },
     "pocket_tts_audio_tokenizer": {"upsample_groups": 32},
     "pocket_tts_audio_tokenizer_decoder": {"upsample_groups": 32},
@@ -209,9 +352,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "chunk_size_lm_head": 0,
     },
-    "sam2": _nested("vision_config.backbone_config", _HIERA),
+    "sam2": {**_nested("vision_config", _SAM2_VISION), "prompt_encoder_config.patch_size": 16},
     "sam2_hiera_det_model": _HIERA,
-    "sam2_vision_model": _nested("backbone_config", _HIERA),
+    "sam2_vision_model": _SAM2_VISION,
     "seggpt": {"image_size": [64, 32], "intermediate_hidden_state_indices": [1], "merge_index": 0},
     "siglip2": {"vision_config.num_patches": 16},
     "siglip2_vision_model": {"num_patches": 16},
@@ -240,8 +383,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _MAMBA | {"layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
-    "hunyuan_vl": {"text_config.head_dim": 8},
-    "hunyuan_vl_text": _HUNYUAN,
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": _MROPE_8},
+    "hunyuan_vl_text": {**_HUNYUAN, "rope_parameters": _MROPE_8},
+    "kosmos-2": {"latent_query_num": 4},
     "layoutlmv3": {
         "coordinate_size": 6,
         "shape_size": 4,
@@ -276,14 +420,17 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"text_config.rope_parameters": _MROPE_8},
     "qwen2_vl_text": {"rope_parameters": _MROPE_8},
     "zamba": {
-        "num_hidden_layers": 2,
-        "layers_block_type": ["mamba", "hybrid"],
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],
         "attention_head_dim": 16,
+        "attention_hidden_size": 64,
         "n_mamba_heads": 2,
         "mamba_dt_rank": 16,
     },
     "zamba2": {
         "layers_block_type": ["mamba", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
         "mamba_ngroups": 1,
         "n_mamba_heads": 8,
         "mamba_headdim": 8,
@@ -292,10 +439,16 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 #: Attributes of configurations that are set after the configuration has been created.
 ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 70},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 70},
     "xmod": {"default_language": "en_XX"},
 }
 #: The PyTorch class to compare for model types whose model without a head has no forward pass.
 CLASSES: dict[str, str] = {}
+#: Seeds of the weights, other than 0. With the seed 0, the input of a ReLU is 0 up to rounding, so
+#: its gradient depends on rounding.
+SEEDS: dict[str, int] = {"maskformer": 5}
 #: Model types for which the comparison does not set `use_cache`.
 OWN_CACHE_OPTION = frozenset({"mimi_encoder", "mimi_decoder", "pocket_tts_audio_tokenizer_encoder"})
 
@@ -319,6 +472,16 @@ def _text_and_image(size: int = 32) -> Inputs:
     return make
 
 
+def _image_tokens(
+    config: PreTrainedConfig, random: np.random.Generator, frames: int = 1
+) -> dict[str, Any]:
+    """Returns texts that start with the tokens of an image, which the model replaces."""
+    inputs = {**_text(random), "pixel_values": _normal(random, 2, 3, 32, 32)}
+    inputs["input_ids"] = np.maximum(inputs["input_ids"], 6)
+    inputs["input_ids"][:, 1 : 1 + frames * config.num_query_tokens] = 5
+    return inputs
+
+
 #: For each model type, a function of the configuration and a random number generator that returns
 #: inputs. They replace the default inputs. The value `None` removes an input.
 INPUTS: dict[str, Inputs] = {
@@ -326,7 +489,73 @@ INPUTS: dict[str, Inputs] = {
         "input_features": _normal(random, 2, config.num_mel_bins, 2 * config.max_source_positions),
         "input_features_mask": np.ones((2, 2 * config.max_source_positions), np.int32),
     },
-    "blip_2_qformer": lambda config, random: {"query_embeds": _normal(random, 2, 4, 32)},
+    "blip_2_qformer": lambda config, random: {
+        "query_embeds": _normal(random, 2, 4, 32),
+        "encoder_hidden_states": _normal(random, 2, 6, config.encoder_hidden_size),
+    },
+    "bridgetower": lambda config, random: {
+        "pixel_values": _normal(random, 2, 3, 32, 32),
+        "pixel_mask": np.ones((2, 32, 32), np.int32),
+    },
+    "gemma3n_audio": lambda config, random: {
+        "audio_mel": _normal(random, 2, 64, config.input_feat_size),
+        "audio_mel_mask": np.zeros((2, 64), bool),
+    },
+    "gemma4_vision": lambda config, random: {
+        "pixel_values": _normal(random, 2, 16, 3 * config.patch_size**2),
+        "pixel_position_ids": np.stack(np.meshgrid(np.arange(4), np.arange(4), indexing="xy"), -1)
+        .reshape(1, 16, 2)
+        .repeat(2, 0)
+        .astype(np.int32),
+    },
+    "kimi_k25_vision": lambda config, random: {
+        "pixel_values": _normal(random, 16, 3, config.patch_size, config.patch_size),
+        "grid_thw": np.array([[1, 4, 4]], np.int32),
+    },
+    "minicpm_ocr_vision": lambda config, random: {"target_sizes": np.array([[4, 4]], np.int32)},
+    "minicpmv4_7_vision": lambda config, random: {"target_sizes": np.array([[4, 4]], np.int32)},
+    "instructblip": lambda config, random: {
+        **_image_tokens(config, random),
+        "qformer_input_ids": _tokens(random, 2, 8),
+    },
+    "instructblipvideo": lambda config, random: {
+        **_image_tokens(config, random, frames=2),
+        "pixel_values": _normal(random, 2, 2, 3, 32, 32),
+        "qformer_input_ids": _tokens(random, 2, 8),
+    },
+    "moonshine_streaming": lambda config, random: {"decoder_input_ids": _tokens(random, 2, 8)},
+    "muse_spark_audio": lambda config, random: {"input_values": _normal(random, 2, 3840)},
+    "voxtral_realtime_encoder": _mel(16, 64),
+    "wav2vec2-bert": lambda config, random: {
+        "input_features": _normal(random, 2, 32, config.feature_projection_input_dim)
+    },
+    "vibevoice_acoustic_tokenizer": _waveform,
+    "vibevoice_acoustic_tokenizer_decoder": lambda config, random: {
+        "hidden_states": _normal(random, 2, config.hidden_size, 8)
+    },
+    "vibevoice_acoustic_tokenizer_encoder": lambda config, random: {
+        "hidden_states": _normal(random, 2, 1, 800)
+    },
+    "wavtokenizer": _waveform,
+    "wavtokenizer_encoder": _waveform,
+    "xcodec": _waveform,
+    "mimi_decoder": lambda config, random: {"latents": _normal(random, 2, 32, 8)},
+    "nemotron3_5_transcribe_word_timestamp": lambda config, random: {
+        "inputs_embeds": _normal(random, 2, 16, config.hidden_size)
+    },
+    "muse_glimmer_assistant": lambda config, random: {
+        "noise_embeds": _normal(random, 2, 8, config.hidden_size),
+        "context_hidden_states": _normal(random, 2, 8, 5 * config.hidden_size),
+    },
+    "oneformer": lambda config, random: {
+        "pixel_values": _normal(random, 2, 3, 64, 64),
+        "task_inputs": _tokens(random, 2, 77),
+    },
+    "tvp": lambda config, random: {
+        "input_ids": _tokens(random, 1, 16),
+        "attention_mask": np.ones((1, 16), np.int32),
+        "pixel_values": _normal(random, 1, 2, 3, 64, 64),
+    },
     "clvp": lambda config, random: {"input_features": _normal(random, 2, 16, 32)},
     "decision_transformer": lambda config, random: {
         "states": _normal(random, 2, 5, config.state_dim),
@@ -368,8 +597,15 @@ INPUTS: dict[str, Inputs] = {
     },
     "pocket_tts_audio_tokenizer": _waveform,
     "pocket_tts_audio_tokenizer_encoder": _waveform,
-    "fun_asr_nano_encoder": _features_and_mask,
-    "qwen3_asr_encoder": _features_and_mask,
+    "diffusion_gemma": lambda config, random: {"decoder_input_ids": _tokens(random, 2, 8)},
+    "fun_asr_nano_encoder": lambda config, random: {
+        "input_features": _normal(random, 2, 32, config.input_size),
+        "input_features_mask": np.ones((2, 32), np.int32),
+    },
+    "qwen3_asr_encoder": lambda config, random: {
+        "input_features": _normal(random, 2, config.num_mel_bins, 200),
+        "input_features_mask": np.ones((2, 200), np.int32),
+    },
     "sam3": _text_and_image(),
     "sam3_lite_text": _text_and_image(),
     "sam3_lite_text_text_model": lambda config, random: _text(random),
@@ -386,9 +622,9 @@ INPUTS: dict[str, Inputs] = {
     "video_llama_3_vision": lambda config, random: {"merge_sizes": np.array([1], np.int32)},
     "videoprism": lambda config, random: {
         **_text(random),
-        "pixel_values_videos": _normal(random, 2, 4, 3, 32, 32),
+        "pixel_values_videos": _normal(random, 2, 16, 3, 32, 32),
     },
-    "videoprism_vision_model": _video(4, name="pixel_values_videos"),
+    "videoprism_vision_model": _video(16, name="pixel_values_videos"),
     "aimv2": _text_and_image(),
     "audio-spectrogram-transformer": lambda config, random: {
         "input_values": _normal(random, 2, config.max_length, config.num_mel_bins)
@@ -398,7 +634,7 @@ INPUTS: dict[str, Inputs] = {
     "time_series_transformer": _time_series,
     "bros": lambda config, random: {"bbox": _normal(random, 2, 16, 8)},
     "clap": lambda config, random: {
-        "input_features": _normal(random, 2, 1, 64, 16),
+        "input_features": _normal(random, 2, 1, 64, 32),
     },
     "dac": _waveform,
     "encodec": _waveform,
@@ -444,16 +680,18 @@ INPUTS: dict[str, Inputs] = {
     },
     "grounding-dino": _text_and_image(64),
     "mm-grounding-dino": _text_and_image(64),
-    "blip-2": _text_and_image(),
+    "blip-2": lambda config, random: _image_tokens(config, random),
 }
 #: Names of inputs that are constants of the program, for all model types.
 STATIC_NAMES: tuple[str, ...] = (
     *("image_grid_thw", "video_grid_thw", "grid_thw", "grid_hws", "spatial_shapes", "image_sizes"),
-    "merge_sizes",
+    *("merge_sizes", "target_sizes"),
 )
 #: Names of further inputs that are constants of the program, for single model types.
 STATIC: dict[str, tuple[str, ...]] = {
     # The number of tokens with global attention, which the mask states, is the size of an array.
     "led": ("attention_mask",),
     "longformer": ("attention_mask",),
+    # The positions of patches that are padding determine the number of outputs.
+    "gemma4_vision": ("pixel_position_ids",),
 }

@@ -26,6 +26,29 @@ def _embedding(weight: Array, index: Array, padding_idx: int = -1, *_: Any) -> A
     return jnp.where(is_padding, lax.stop_gradient(rows), rows)
 
 
+@operator("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Array, ...]:
+    if mode != 0 or padding_idx >= 0:
+        raise NotImplementedError("embedding_bag with padding or with a mode other than 'sum'")
+    bags = len(offsets) - include_last_offset
+    rows = jnp.take(weight, indices, axis=0, mode="clip")
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    bag = jnp.searchsorted(offsets[:bags], jnp.arange(len(indices)), side="right") - 1
+    sums = jax.ops.segment_sum(rows, bag, bags, indices_are_sorted=True)
+    return sums, bag, jnp.bincount(bag, length=bags), jnp.zeros(0, jnp.int32)
+
+
 @operator("index_select")
 def _index_select(x: Array, dim: int, index: Array) -> Array:
     return jnp.take(x, index, axis=dim, mode="clip")
