@@ -393,7 +393,8 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
     The compared model is a new model of the same model type as `model`. The prompts are texts.
 
     Returns:
-        "agrees", the percentage of tokens that are equal, or why nothing was compared.
+        "agrees", the percentage of tokens that are equal, or why nothing was compared. The
+        tokens must be those of PyTorch with or without its cache, which differ for RWKV.
     """
     config = tiny.tiny_config(model.config.model_type)
     generator = generating_class(config)
@@ -409,12 +410,15 @@ def compare_generation(model: transformers.PreTrainedModel, new_tokens: int = 6)
         if defaults.decoder_start_token_id is None:
             defaults.decoder_start_token_id = 0
         with torch.no_grad():
-            theirs = text_model.generate(torch_tensor(prompt), **options).numpy()
+            cached, theirs = (
+                text_model.generate(torch_tensor(prompt), use_cache=use_cache, **options).numpy()
+                for use_cache in (True, False)
+            )
     except Exception as error:
         return not_compared(error)
     with tempfile.TemporaryDirectory() as folder:
         text_model.save_pretrained(folder)
         bridged = bridged_class(generator.__name__).from_pretrained(folder, config=config)
     ours = np.asarray(bridged.generate(jnp.asarray(prompt), **options).sequences)
-    share = float((ours == theirs)[:, -new_tokens:].mean())
+    share = max(float((ours == tokens)[:, -new_tokens:].mean()) for tokens in (theirs, cached))
     return "agrees" if share == 1 else f"{share:.0%} of the tokens agree"
