@@ -446,9 +446,9 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 #: The PyTorch class to compare for model types whose model without a head has no forward pass.
 CLASSES: dict[str, str] = {}
-#: Seeds of the weights, other than 0. With the seed 0, the input of a ReLU is 0 up to rounding, so
-#: its gradient depends on rounding.
-SEEDS: dict[str, int] = {"maskformer": 5}
+#: Seeds of the weights, other than 0. With the seed 0, results depend on rounding: the input of a
+#: ReLU of MaskFormer is almost 0, and PP-DocLayoutV4 selects among almost equal logits.
+SEEDS: dict[str, int] = {"maskformer": 5, "pp_doclayout_v4": 1}
 #: Model types for which the comparison does not set `use_cache`.
 OWN_CACHE_OPTION = frozenset({"mimi_encoder", "mimi_decoder", "pocket_tts_audio_tokenizer_encoder"})
 
