@@ -233,9 +233,13 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(text: object, max_length: int = 300) -> str:
-    """Joins the lines of a message, and truncates it to `max_length` characters."""
+    """Joins the lines of a message, and truncates it after a word to `max_length` characters."""
     line = " ".join(str(text).split())
-    return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
+    if len(line) <= max_length:
+        return line
+    first = line[: max_length - 3]
+    words = first.rpartition(" ")[0]
+    return f"{words if len(words) > max_length // 2 else first}..."
 
 
 def import_problem(error: BaseException, packages: str | Iterable[str], requirement: str) -> str:

@@ -21,7 +21,7 @@ def test_a_first_line_that_introduces_a_list_keeps_it():
     assert expected in first_line(ValueError(TOKENIZERS))
     assert first_line(ValueError("\nno such file.\nHint: look again")) == "no such file."
     assert first_line(KeyError()) == "KeyError"
-    assert one_line("a\n  b") == "a b" and one_line("long " * 99, 20) == "long long long lo..."
+    assert one_line("a\n  b") == "a b" and one_line("long " * 99, 20) == "long long long..."
 
 
 def test_dashes_are_not_compared():
