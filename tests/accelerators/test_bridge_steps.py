@@ -82,6 +82,12 @@ FAMILIES = {
         {"image_size": 288, "decode_workers": 0},
         length=PATCHES,
     ),
+    "vit_msn": Family(
+        "image_classification",
+        SIZES | NO_DROPOUT | {"image_size": 288, "patch_size": 16},
+        {"image_size": 288, "decode_workers": 0},
+        length=PATCHES - 1,
+    ),
 }
 
 

@@ -247,6 +247,14 @@ def _attend(
     old_jax = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
     if heads != kv_heads and ((equal_heads and old_jax) or kv_heads % tensor_shards):
         key, value = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (key, value))
+    queries, keys = call.queries, call.keys
+    if bias is None and mask is None and (queries % 2 or keys % 2):
+        # jax refuses odd lengths in the backward pass as if there were a bias, which cuDNN requires
+        # to have even lengths.
+        query, key, value = (_pad_to_even(x) for x in (query, key, value))
+        if not causal and not runs:
+            length = functools.partial(jnp.full, len(query), dtype=jnp.int32)
+            runs = {"q_seqlen": length(queries), "kv_seqlen": length(keys)}
     if "q_seqlen" in runs:
         mask_type = cudnn.MaskType.PADDING_CAUSAL if causal else cudnn.MaskType.PADDING
     else:
@@ -262,4 +270,9 @@ def _attend(
         sliding_window_length=sliding_window_length,
         **runs,
     )
-    return mixed.astype(value.dtype)
+    return mixed[:, :queries].astype(value.dtype)
+
+
+def _pad_to_even(x: jax.Array) -> jax.Array:
+    """Appends a position to `x`, `(batch, length, heads, head_dim)`, if its length is odd."""
+    return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))

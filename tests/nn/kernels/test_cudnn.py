@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from hfseq.nn.attention import attention_spec
+from hfseq.nn.attention import attention_spec, explicit_attention
 from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.kernels import cudnn
 from hfseq.nn.visible import Visibility
@@ -162,6 +162,44 @@ def test_padding_keys_get_no_gradient_although_the_kernel_leaves_their_memory_as
     for gradient in jax.grad(attend, argnums=(0, 1))(*arrays):
         written = np.isnan(np.asarray(gradient, np.float32)).any((2, 3))
         np.testing.assert_array_equal(written, np.arange(6) < np.asarray(lengths)[:, None])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [None, [7, 3]])
+def test_odd_lengths_reach_the_kernel_as_even_ones(monkeypatch, causal, lengths):
+    """jax raises an error in the backward pass for odd lengths, for example for 197 patches."""
+
+    def kernel(query, key, value, bias, mask, *, mask_type, q_seqlen=None, kv_seqlen=None, **_):
+        assert query.shape[1] % 2 == key.shape[1] % 2 == 0
+        seen = jnp.ones((len(query), query.shape[1], key.shape[1]), bool)
+        if "CAUSAL" in mask_type.name:
+            seen = jnp.tril(seen)
+        if "PADDING" in mask_type.name:
+            seen &= jnp.arange(key.shape[1]) < kv_seqlen[:, None, None]
+            written = jnp.arange(query.shape[1]) < q_seqlen[:, None]
+        else:
+            written = jnp.ones(query.shape[:2], bool)
+        scores = jnp.where(seen[:, None], jnp.einsum("bqhd,bkhd->bhqk", query, key), -1e9)
+        out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+        return jnp.where(written[..., None, None], out, 100.0)
+
+    monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", kernel)
+    random = np.random.default_rng(0)
+    arrays = [jnp.asarray(random.normal(size=(2, 7, 2, 8)), jnp.float32) for _ in range(3)]
+    ends = None if lengths is None else jnp.asarray(lengths)
+    visible = Visibility(causal=causal, key_lengths=ends)
+
+    def results(attention):
+        def loss(*arrays):
+            out = attention(AttentionCall(*arrays, visible, 1.0))
+            return jnp.square(out).sum(), out
+
+        (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+        return [out, *gradients]
+
+    ours, expected = results(cudnn.cudnn_attention), results(explicit_attention)
+    for x, y in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
 
 
 @pytest.mark.parametrize(
