@@ -242,6 +242,11 @@ def one_line(text: object, max_length: int = 300) -> str:
     return f"{words if len(words) > max_length // 2 else first}..."
 
 
+def without_folders(text: str) -> str:
+    """Removes the directories of temporary files and of installed packages from a message."""
+    return re.sub(r"(/[\w.+-]+)*/(tmp\w+|site-packages)/", "", text)
+
+
 def import_problem(error: BaseException, packages: str | Iterable[str], requirement: str) -> str:
     """Returns a clause about optional packages that cannot be imported.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hfseq import cli
-from hfseq.errors import UsageError, did_you_mean, first_line, one_line
+from hfseq.errors import UsageError, did_you_mean, first_line, one_line, without_folders
 
 TOKENIZERS = """Couldn't instantiate the backend tokenizer from one of: 
 (1) a `tokenizers` library serialization file,
@@ -22,6 +22,8 @@ def test_a_first_line_that_introduces_a_list_keeps_it():
     assert first_line(ValueError("\nno such file.\nHint: look again")) == "no such file."
     assert first_line(KeyError()) == "KeyError"
     assert one_line("a\n  b") == "a b" and one_line("long " * 99, 20) == "long long long..."
+    paths = "/tmp/tmpq2_l/a/b.safetensors and /home/x/.venv/lib/site-packages/torch/nn.py"
+    assert without_folders(paths) == "a/b.safetensors and torch/nn.py"
 
 
 def test_dashes_are_not_compared():

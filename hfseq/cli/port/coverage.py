@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hfseq.cli import flags
-from hfseq.errors import DataError, UsageError, one_line, replace_between, write_atomically
+from hfseq.errors import (
+    DataError,
+    UsageError,
+    one_line,
+    replace_between,
+    without_folders,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -407,7 +414,7 @@ def _outcome(result: HeadResult) -> str:
             text for text in reason.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", text)
         ]
         reason = errors[-1] if errors else reason
-    text = f"{name.rpartition('.')[2]}: {one_line(reason, 160)}"
+    text = f"{name.rpartition('.')[2]}: {one_line(without_folders(reason), 160)}"
     if result.difference is not None:
         text += f" | {one_line(result.difference, 240)}"
     return text

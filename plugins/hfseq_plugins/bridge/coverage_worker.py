@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from hfseq.errors import one_line
+from hfseq.errors import one_line, without_folders
 from hfseq_plugins.bridge import comparison, tiny
 from hfseq_plugins.bridge.coverage import Result
 from hfseq_plugins.bridge.refusals import UnsupportedModel
@@ -75,7 +75,7 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
     except UnsupportedModel as error:
         return dataclasses.replace(_refused(result, error), stage=stage)
     except Exception as error:
-        reason = one_line(f"{type(error).__name__}: {error}")
+        reason = one_line(without_folders(f"{type(error).__name__}: {error}"))
         return dataclasses.replace(result, stage=stage, reason=reason)
 
 
