@@ -145,7 +145,7 @@ def _window(
     pads = [(0, 0)] * lead
     for axis in range(n):
         length = x.shape[lead + axis] + 2 * padding[axis]
-        if dilation[axis] == 1:
+        if ceil_mode and dilation[axis] == 1:
             size[axis] = min(size[axis], length)  # a window beyond both ends has the same elements
         total = length - dilation[axis] * (size[axis] - 1) - 1
         count = total // stride[axis]
