@@ -247,6 +247,11 @@ def without_folders(text: str) -> str:
     return re.sub(r"(/[\w.+-]+)*/(tmp\w+|site-packages)/", "", text)
 
 
+def failure(error: BaseException, max_length: int = 300) -> str:
+    """Returns the class and the message of an error on one line, for files of results."""
+    return one_line(without_folders(f"{type(error).__name__}: {error}"), max_length)
+
+
 def import_problem(error: BaseException, packages: str | Iterable[str], requirement: str) -> str:
     """Returns a clause about optional packages that cannot be imported.
 

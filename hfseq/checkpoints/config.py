@@ -377,9 +377,7 @@ def load_config(
         ConfigError: The configuration is not valid.
     """
     if config is not None and not isinstance(config, (str, Path)):
-        is_class_of = getattr(cls, "is_class_of", None)  # bridged classes
-        if is_class_of is None or not is_class_of(config.model_type):
-            _check_family(cls, config.model_type, source)
+        _check_family(cls, config.model_type, source)
         return config, kwargs
     location = str(config or source)
     if Path(location).is_file() and not location.endswith(".json"):
@@ -465,8 +463,11 @@ def _check_family(cls: Any, model_type: str | None, location: str) -> None:
 def _is_head_of(cls: Any, model_type: str) -> bool:
     """Returns whether a class is registered for this model type too.
 
-    For example, the class of GTE models is also registered for the model type `new`.
+    For example, the class of GTE models is also registered for the model type `new`. Classes of the
+    bridge are not registered, and have the method `is_class_of`.
     """
+    if (is_class_of := getattr(cls, "is_class_of", None)) is not None:
+        return is_class_of(model_type)
     from hfseq import plugins
 
     architectures = plugins.load().architectures

@@ -288,9 +288,6 @@ class WeightMap:
             a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
         }
 
-    def _has_ending(self, ending: str) -> bool:
-        return any(name.endswith(ending) for name in self._torch_names)
-
     def _slots(
         self, path: ParamPath, stacked: Mapping[ParamPath, Sequence[ParamPath]]
     ) -> list[Slot]:
@@ -411,7 +408,11 @@ class WeightMap:
         """
         cleaned: dict[str, tuple[str, Tensor]] = {}
         report = LoadReport()
-        old_names = [pair for pair in _OLD_NAMES if not self._has_ending(pair[0])]
+        old_names = [
+            pair
+            for pair in _OLD_NAMES
+            if not any(name.endswith(pair[0]) for name in self._torch_names)
+        ]
         for name, tensor in tensors.items():
             old = next((pair for pair in old_names if name.endswith(pair[0])), ("", ""))
             renamed = name.removesuffix(old[0]) + old[1]

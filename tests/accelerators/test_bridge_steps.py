@@ -82,13 +82,8 @@ FAMILIES = {
         {"image_size": 288, "decode_workers": 0},
         length=PATCHES,
     ),
-    "vit_msn": Family(
-        "image_classification",
-        SIZES | NO_DROPOUT | {"image_size": 288, "patch_size": 16},
-        {"image_size": 288, "decode_workers": 0},
-        length=PATCHES - 1,
-    ),
 }
+FAMILIES["vit_msn"] = dataclasses.replace(FAMILIES["deit"], length=PATCHES - 1)
 
 
 def step_text(name: str, devices: Any, folder: Any) -> str:

@@ -26,6 +26,7 @@ from hfseq.cli import flags
 from hfseq.errors import (
     DataError,
     UsageError,
+    failure,
     one_line,
     replace_between,
     without_folders,
@@ -384,8 +385,7 @@ def port_type(model_type: str, options: Options, earlier: Result | None = None) 
             ],
         )
     except Exception as error:
-        reason = one_line(f"{type(error).__name__}: {error}")
-        return dataclasses.replace(result, stage=stage, reason=reason)
+        return dataclasses.replace(result, stage=stage, reason=failure(error))
 
 
 def select_heads(heads: Sequence[str], requested: Sequence[str] | None) -> list[str]:

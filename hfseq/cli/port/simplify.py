@@ -576,9 +576,8 @@ def inline_single_uses(body: list[ast.stmt]) -> list[ast.stmt]:
             continue
         lines, rewritten = found
         is_field = value.startswith("config.")
-        if is_field and value in attributes_written(lines):
-            continue
-        if is_field and _reads(lines, name) == 1 and not _in_loop(lines, name):
+        is_constant = is_field and value not in attributes_written(lines)
+        if is_constant and _reads(lines, name) == 1 and not _in_loop(lines, name):
             texts = {name: value}
             for line in lines:
                 replace(line, texts) if not isinstance(line, ast.Assign) else _read(line, texts)
@@ -950,15 +949,18 @@ def _embed_patches(body: Sequence[ast.stmt]) -> None:
         if len(words) == len(convolutions[0].keywords) or len(convolutions[0].args) < 3:
             continue
         size = convolutions[0].args[2]
-        if re.search(r", 3\)$|^\(.*,.*,", ast.unparse(size)):  # for images of several frames
+        per_axis = (
+            size if isinstance(size, ast.Call) and dotted(size.func) == "nn.per_axis" else None
+        )
+        axes = len(size.elts) if isinstance(size, ast.Tuple) else 2
+        if axes != 2 or per_axis and ast.unparse(per_axis.args[1]) != "2":  # several frames
             continue
         convolutions[0].keywords = words
         stride = next((word.value for word in words if word.arg == "stride"), None)
         if (
-            isinstance(size, ast.Call)
-            and dotted(size.func) == "nn.per_axis"
+            per_axis is not None
             and stride is not None
-            and ast.unparse(size.args[0]) == ast.unparse(stride)
+            and ast.unparse(per_axis.args[0]) == ast.unparse(stride)
             and f"{ast.unparse(stride)} = nn.height_and_width(" in ast.unparse(node)
         ):
             convolutions[0].args[2] = copy.deepcopy(stride)

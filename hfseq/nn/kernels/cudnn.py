@@ -248,9 +248,9 @@ def _attend(
     if heads != kv_heads and ((equal_heads and old_jax) or kv_heads % tensor_shards):
         key, value = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (key, value))
     queries, keys = call.queries, call.keys
-    if bias is None and mask is None and (queries % 2 or keys % 2):
-        # jax refuses odd lengths in the backward pass as if there were a bias, which cuDNN requires
-        # to have even lengths.
+    if queries % 2 or keys % 2:
+        # In the backward pass, jax refuses odd lengths even if there is no bias. With a bias or a
+        # mask, they are refused earlier (`mask_unsupported_reason`).
         query, key, value = (_pad_to_even(x) for x in (query, key, value))
         if not causal and not runs:
             length = functools.partial(jnp.full, len(query), dtype=jnp.int32)

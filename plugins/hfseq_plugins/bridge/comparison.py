@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from hfseq.errors import one_line
+from hfseq.errors import failure
 from hfseq_plugins.bridge import modules, tiny, tiny_sizes, trace
 from hfseq_plugins.bridge.coverage import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, NOT_COMPARED
 from hfseq_plugins.bridge.dtypes import numpy_array, torch_tensor
@@ -275,14 +275,13 @@ def prepare_training(model: torch.nn.Module) -> None:
     configs += [entry for entry in nested if isinstance(entry, transformers.PreTrainedConfig)]
     entries: list[Any] = [*model.modules(), *configs]
     for entry in entries:
-        part: Any = entry
         for name, value in list(vars(entry).items()):
             if isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(entry, name, 0.0)
-        if isinstance(entry, torch.nn.Module) and "Drop" in type(entry).__name__:
-            part.p = 0.0
+        if "Drop" in type(entry).__name__:
+            entry.p = 0.0
         if isinstance(entry, torch.nn.modules.batchnorm._BatchNorm):
-            part.eps = 1.0
+            entry.eps = 1.0
         if hasattr(entry, "apply_spec_augment"):
             entry.apply_spec_augment = False
 
@@ -346,7 +345,7 @@ def _difference(
 
 def not_compared(error: Exception) -> str:
     """Returns the result of a check that PyTorch does not support."""
-    return one_line(f"{NOT_COMPARED}: PyTorch raises {type(error).__name__}: {error}", 160)
+    return f"{NOT_COMPARED}: PyTorch raises {failure(error, 130)}"
 
 
 def compare_files(model: transformers.PreTrainedModel) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from hfseq.errors import one_line, without_folders
+from hfseq.errors import failure, one_line
 from hfseq_plugins.bridge import comparison, tiny
 from hfseq_plugins.bridge.coverage import Result
 from hfseq_plugins.bridge.refusals import UnsupportedModel
@@ -75,8 +75,7 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
     except UnsupportedModel as error:
         return dataclasses.replace(_refused(result, error), stage=stage)
     except Exception as error:
-        reason = one_line(without_folders(f"{type(error).__name__}: {error}"))
-        return dataclasses.replace(result, stage=stage, reason=reason)
+        return dataclasses.replace(result, stage=stage, reason=failure(error))
 
 
 def _refused(result: Result, error: UnsupportedModel) -> Result:
@@ -95,7 +94,7 @@ def _check(function: Callable[[Any], str], model: Any) -> str:
     except UnsupportedModel as error:
         return one_line(f"refused: {error.operator or error} in {error.statement}", 160)
     except Exception as error:
-        return one_line(f"{type(error).__name__}: {error}", 120)
+        return failure(error, 120)
 
 
 _CHECKS: dict[str, Callable[[Any], str]] = {
