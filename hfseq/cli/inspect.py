@@ -130,7 +130,14 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
     else:
         yield "tokenizer", "none"
     if options := report["generation"]:
-        yield "generation", wrapped(", ".join(f"{name}={v}" for name, v in options.items()))
+        # Whisper lists about 100 languages and 90 suppressed tokens.
+        shown = {
+            name: f"{len(value)} entries"
+            if isinstance(value, dict | list) and len(value) > MAX_LISTED
+            else value
+            for name, value in options.items()
+        }
+        yield "generation", wrapped(", ".join(f"{name}={v}" for name, v in shown.items()))
     if scales := report["fp8"]:
         yield "FP8 scales", f"{scales['variables']} variables of {scales['recipe']}"
     if run := report["training"]:

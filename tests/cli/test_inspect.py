@@ -252,6 +252,16 @@ def test_other_files_of_the_directory_are_described(copy):
     assert report["not_read"] == ["pytorch_model.bin"] and report["problems"] == []
 
 
+def test_long_generation_settings_are_counted(copy, capsys):
+    languages = {f"<|{number}|>": number for number in range(99)}
+    settings = {"eos_token_id": 2, "lang_to_id": languages, "suppress_tokens": [1, 2]}
+    folder = copy()
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    assert cli.main(["inspect", "--headers_only", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "eos_token_id=2, lang_to_id=99 entries, suppress_tokens=[1, 2]" in out
+
+
 @pytest.mark.slow
 def test_an_architecture_stored_as_its_twin_is_both(tmp_path):
     import hfseq
