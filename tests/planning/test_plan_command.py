@@ -35,8 +35,9 @@ def test_the_text_answers_every_question(capsys):
 
 def test_flags_of_the_training_script_may_follow(capsys):
     flags = ("--devices", "h200:8", "--mesh", "fsdp=8", "--json")
-    clipped, _ = plan(capsys, *flags, "--", "--optim=adafactor", "--max_grad_norm=1")
-    assert json.loads(clipped)["run"]["optimizer"] == "adafactor"
+    script = ("--optim=adafactor", "--max_grad_norm=1", "--attn_implementation=explicit")
+    run = json.loads(plan(capsys, *flags, "--", *script)[0])["run"]
+    assert (run["optimizer"], run["attention"]) == ("adafactor", "explicit")
 
 
 @pytest.mark.slow
