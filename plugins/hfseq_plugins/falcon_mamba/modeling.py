@@ -127,7 +127,8 @@ class Mixer(StateMixer):
         chunks = tuple(
             in_chunks(part.astype(jnp.float32), size) for part in (values, keys, queries, steps)
         )
-        state, y = jax.lax.scan(run_chunk, start, chunks)
+        # The backward pass recomputes the (batch, size, inner, state_size) arrays of a chunk.
+        state, y = jax.lax.scan(jax.checkpoint(run_chunk), start, chunks)
         y = y.swapaxes(0, 1).reshape(len(states), -1, self.inner)[:, :length]
         return y + values * self.D[...], state
 

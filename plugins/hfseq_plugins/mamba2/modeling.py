@@ -272,7 +272,8 @@ class Mixer(StateMixer):
 
         chunks = tuple(in_chunks(part, size) for part in (values, keys, queries, steps))
         state = start.reshape(-1, self.groups, heads, self.head_dim, self.state_size)
-        state, y = jax.lax.scan(run_chunk, state, chunks)
+        # The backward pass recomputes the (batch, size, size, heads) arrays of a chunk.
+        state, y = jax.lax.scan(jax.checkpoint(run_chunk), state, chunks)
         y = y.swapaxes(0, 1).reshape(len(states), -1, self.groups, heads, self.head_dim)
         y = y[:, :length] + values * self.D[...].reshape(self.groups, heads, 1)
         return y.reshape(len(states), length, -1), state.reshape(-1, *self.state_shape)
