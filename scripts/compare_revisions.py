@@ -171,9 +171,13 @@ def compare_card(
     """Return the number of compared entries of each column, and descriptions of the differences."""
     folders = {side: work / side / card for side in ("old", "new", "old-went-on", "new-went-on")}
     *before, training = shortened_commands(card, arguments, work)
+    for command in before:
+        run_python(old, command, _make_directory(folders["old"]), work)
+    # NEW uses the tokenizer of OLD: training a Unigram tokenizer twice gives different scores.
+    if before:
+        shutil.copytree(folders["old"], folders["new"])
     for side, tree in (("old", old), ("new", new)):
-        for command in (*before, training):
-            run_python(tree, command, _make_directory(folders[side]), work)
+        run_python(tree, training, _make_directory(folders[side]), work)
     output = training[training.index("--output_dir") + 1]
     half = arguments.steps // 2
     for side, tree in (("old-went-on", old), ("new-went-on", new)):
