@@ -18,7 +18,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -241,6 +241,7 @@ class WeightMap:
         modules: Pairs such as ``"encoder.layer.{}": "layers.{}"`` that rename PyTorch names in
             files to the names in a PyTorch model in memory. The pairs are applied one after the
             other.
+        integers: The paths of variables that contain integers.
     """
 
     def __init__(
@@ -257,7 +258,9 @@ class WeightMap:
         stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
         joined: Mapping[str, JoinedTensor] | None = None,
         modules: Mapping[str, str] | None = None,
+        integers: Collection[ParamPath] = (),
     ):
+        self._integers = integers
         self.joined = dict(joined or {})
         self._modules = [_template(*pair) for pair in (modules or {}).items()]
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
@@ -393,6 +396,10 @@ class WeightMap:
             name = pattern.sub(replacement, name, count=1)
         return name
 
+    def _dtypes(self, path: ParamPath) -> tuple[str, ...]:
+        """Returns the dtypes of tensors that can be read into a variable."""
+        return ("int32", "int64") if path in self._integers else FLOAT_DTYPES
+
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False, compare: bool = True
     ) -> tuple[dict[Slot, Tensor], LoadReport]:
@@ -440,7 +447,7 @@ class WeightMap:
                     report.missing.append(slot.path)
                     report.reinitialized.add(slot.path)
                     continue
-                if tensor.dtype not in FLOAT_DTYPES:
+                if tensor.dtype not in self._dtypes(slot.path):
                     report.unsupported_dtypes[original] = tensor.dtype
                 report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
                 matched[slot] = _part_of(tensor, slot.part)
@@ -463,7 +470,7 @@ class WeightMap:
                 report.missing.append(slot.path)
                 report.reinitialized.add(slot.path)
                 continue
-            if tensor.dtype not in FLOAT_DTYPES:
+            if tensor.dtype not in self._dtypes(slot.path):
                 report.unsupported_dtypes[original] = tensor.dtype
             report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
             matched[slot] = tensor

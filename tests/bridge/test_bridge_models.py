@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
@@ -19,7 +20,7 @@ import hfseq
 from hfseq.errors import HfseqError, UsageError, WeightsError
 from hfseq.nn import trees
 from hfseq.plugins import FALLBACK_TASKS
-from hfseq_plugins.bridge import heads
+from hfseq_plugins.bridge import heads, tiny
 from tests.support import quantized
 from tests.support.models import write_random_model
 
@@ -61,6 +62,38 @@ def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path)
     assert all(np.array_equal(first[name], second[name]) for name in first)
     saved_config = json.loads((tmp_path / "bridged" / "config.json").read_text())
     assert saved_config["architectures"] == [native.torch_class_name()]
+
+
+@pytest.mark.slow
+def test_tables_that_only_checkpoints_contain_are_read_and_saved(tmp_path):
+    # DeepSeek-V4 looks up the experts of each token.
+    torch_model = tiny.tiny_model("deepseek_v4")
+    tables = {n: b for n, b in torch_model.named_buffers() if n.endswith("tid2eid")}
+    random = np.random.default_rng(0)
+    for table in tables.values():
+        experts = random.integers(0, torch_model.config.num_local_experts, (len(table), 1))
+        chosen = (experts + np.arange(table.shape[1])) % torch_model.config.num_local_experts
+        table.copy_(torch.from_numpy(chosen))
+    torch_model.save_pretrained(tmp_path / "torch")
+    ids = random.integers(1, 90, (1, 16))
+    with torch.no_grad():
+        expected = torch_model(input_ids=torch.from_numpy(ids))[0].numpy()
+    model = hfseq.FlaxAutoModel.from_pretrained(
+        tmp_path / "torch", bridge=True, param_dtype=jnp.bfloat16
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.extra["buffers"])} == {jnp.dtype("int32")}
+    model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "torch", bridge=True)
+    np.testing.assert_allclose(
+        model(input_ids=ids).last_hidden_state, expected, atol=1e-5 * abs(expected).max()
+    )
+    model.save_pretrained(tmp_path / "bridged")
+    again, loading = type(torch_model).from_pretrained(
+        tmp_path / "bridged", output_loading_info=True
+    )
+    assert not any(loading.values())
+    for name, buffer in again.named_buffers():
+        if name in tables:
+            assert torch.equal(buffer, tables[name])
 
 
 def test_auto_prefers_the_native_class():

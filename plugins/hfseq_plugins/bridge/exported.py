@@ -333,6 +333,11 @@ class _ExportedWeightMap(WeightMap):
                 n: JoinedTensor(tuple(j["names"]), j["axis"]) for n, j in index["joined"].items()
             },
             ignored=(*FlaxPreTrainedModel.ignored_weights, r"inv_freq$", r"num_batches_tracked$"),
+            integers={
+                tuple(entry["path"].split("/"))
+                for entry in index["variables"]
+                if entry["dtype"].startswith("int")
+            },
         )
 
     def torch_name(self, path: trees.Path) -> str:

@@ -360,6 +360,7 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
             self.structure.aliases,
             prefix=self.base_model_prefix,
             fallbacks=self._fallbacks(),
+            integers=self.structure.tables,
             ignored=(*self.ignored_weights, *(rf"(^|\.){name}$" for name in derived)),
         )
 

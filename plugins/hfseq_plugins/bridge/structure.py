@@ -79,11 +79,12 @@ class Structure:
         aliases: Maps the other names of tied parameters to the name in `names`.
         shapes: The shape of each parameter by PyTorch name.
         frozen: The PyTorch names of parameters that are not trained.
-        statistics: The initial values of floating-point buffers that checkpoints contain, by
-            PyTorch name.
+        statistics: The initial values of floating-point buffers that checkpoints contain, and of
+            integer buffers whose values only checkpoints contain, by PyTorch name.
+        tables: The paths in hfseq of these integer buffers.
         files: Converts between the names of tensors in PyTorch and in checkpoint files.
-        constants: The values of integer buffers that checkpoints contain, by PyTorch name. They are
-            not variables of the NNX module.
+        constants: The values of other integer buffers that checkpoints contain, by PyTorch name.
+            They follow from the configuration and are not variables of the NNX module.
     """
 
     #: The compiled initialization, which `hfseq_plugins.bridge.initialization` sets.
@@ -144,7 +145,9 @@ class Structure:
         self.files = FileNames(self.module)
         stored = set(self.module.state_dict(keep_vars=True))
         values = {n: v for n, v in modules.buffers(self.module).items() if n in stored}
-        self.statistics = {n: v for n, v in values.items() if np.issubdtype(v.dtype, np.floating)}
+        self.statistics = {
+            n: v for n, v in values.items() if np.issubdtype(v.dtype, np.floating) or _is_table(v)
+        }
         self.constants = {
             name: np.asarray(buffer.numpy())
             for name, buffer in self.module.named_buffers()
@@ -155,6 +158,9 @@ class Structure:
             for name in self.statistics
         }
         self.names |= {path: name for name, path in self.buffer_paths.items()}
+        self.tables = {
+            self.buffer_paths[n] for n, v in self.statistics.items() if v.dtype.kind == "i"
+        }
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -225,6 +231,14 @@ def forward_signature(torch_class: type) -> inspect.Signature:
     """Returns the signature of the forward pass of a PyTorch class, without `self`."""
     signature = inspect.signature(torch_class.forward)  # type: ignore[attr-defined]
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _is_table(value: np.ndarray) -> bool:
+    """Returns whether only a checkpoint has the values of an integer buffer.
+
+    An example is `tid2eid`, the table of the experts of each token in DeepSeek-V4.
+    """
+    return value.ndim > 0 and not value.any() and np.issubdtype(value.dtype, np.integer)
 
 
 def _layer_type(part: Any, names: list[str]) -> LayerType:
