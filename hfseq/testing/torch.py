@@ -46,6 +46,11 @@ HIDDEN_STATES = (
 )
 
 
+#: Model types whose eager attention in Transformers 5.24 gives other outputs than the default
+#: implementation: Falcon's adds the biases of ALiBi twice.
+WRONG_EAGER_ATTENTION = ("falcon",)
+
+
 def torch_model(case: Case) -> PreTrainedModel:
     """Saves the model and loads it with PyTorch, with eager attention, in evaluation mode.
 
@@ -68,8 +73,9 @@ def torch_model(case: Case) -> PreTrainedModel:
             raise NotRun("PyTorch is not installed") from None
         raise NotRun(f"cannot import PyTorch: {first_line(error)}") from None
     case.model.save_pretrained(case.folder / "torch")
+    attention = "sdpa" if case.config.model_type in WRONG_EAGER_ATTENTION else "eager"
     model, info = torch_class.from_pretrained(
-        case.folder / "torch", attn_implementation="eager", output_loading_info=True
+        case.folder / "torch", attn_implementation=attention, output_loading_info=True
     )
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     assert not problems, f"{name}.from_pretrained reports {problems}"
@@ -323,6 +329,9 @@ def _auxiliary_difference(case: Case, model: PreTrainedModel, ours: float) -> li
 #: Maximum ratio of hfseq's error in bfloat16 to PyTorch's error, and the relative error that is
 #: always allowed.
 BFLOAT16_FACTOR, BFLOAT16_ALWAYS = 2.0, 0.02
+#: The maximum ratio for outputs with fewer than 100 values. Both errors are maxima of random
+#: errors, and the ratio of two maxima of few values often exceeds 2.
+BFLOAT16_FACTOR_OF_FEW = 3.0
 #: A prediction is clear, and bfloat16 must not change it, if the difference between the two largest
 #: logits exceeds this multiple of PyTorch's error.
 CLEAR_MARGIN = 8.0
@@ -330,6 +339,8 @@ CLEAR_MARGIN = 8.0
 
 def torch_bfloat16(case: Case) -> None:
     """Errors of bfloat16 are at most twice PyTorch's, and clear predictions do not change.
+
+    Errors of outputs with few values are at most three times PyTorch's.
 
     The error is the difference from the outputs in float32. It has no fixed limit, because rounding
     may route a token to another expert, also in PyTorch. The prediction of a token is its largest
@@ -351,7 +362,8 @@ def torch_bfloat16(case: Case) -> None:
     for name, value in expected.items():
         ours = case.zero_padding(name, np.asarray(outputs[name], np.float32))
         error, allowed = relative_error(ours, value), relative_error(theirs[name], value)
-        limit = max(BFLOAT16_ALWAYS, BFLOAT16_FACTOR * allowed)
+        factor = BFLOAT16_FACTOR if value.size >= 100 else BFLOAT16_FACTOR_OF_FEW
+        limit = max(BFLOAT16_ALWAYS, factor * allowed)
         if not error <= limit:
             lines.append(f"  {name}: {error:.1e}, PyTorch's error is {allowed:.1e}")
         if name == "logits" and value.shape[-1] > 1:

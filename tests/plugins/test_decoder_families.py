@@ -102,7 +102,7 @@ VARIANTS = {
     "untied ernie": ("ernie4_5", {"tie_word_embeddings": False, "use_bias": False}),
     "falcon 7b": ("falcon", FALCON_7B),
     "falcon 11b": ("falcon", {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
-    "falcon rw": ("falcon", FALCON_RW | {"alibi": True}),
+    "falcon rw": ("falcon", FALCON_RW | {"alibi": True, "num_kv_heads": 4}),
     "sequential falcon": ("falcon", FALCON_RW | {"multi_query": True}),
 }  # fmt: skip
 

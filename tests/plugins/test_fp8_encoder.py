@@ -155,7 +155,9 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_battery_of_variants(name):
     changes, head = VARIANTS[name]
-    check_architecture("fp8_encoder", fp8_encoder_config(**changes), heads=[head])
+    # A new model of PyTorch's class has random position embeddings, which loading refuses.
+    skip = {"torch_files": "BERT has positions"} if changes.get("positions") == "none" else None
+    check_architecture("fp8_encoder", fp8_encoder_config(**changes), heads=[head], skip=skip)
 
 
 def test_short_battery_of_the_flattened_head():
