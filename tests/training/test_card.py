@@ -73,14 +73,6 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_finished_run_continues_in_its_directory(train, tmp_path):
-    train("run", 1, max_steps=2, lr_scheduler_type="constant")
-    again = train("run", 1, max_steps=4, lr_scheduler_type="constant")
-    assert again.start_step == 2 and again.progress.step == 4
-    assert "| Steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
-
-
-@pytest.mark.slow
 def test_examples_are_shown_by_the_trackers_too(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
