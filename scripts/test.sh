@@ -12,5 +12,7 @@ source scripts/environment.sh
 # The compilers for accelerators and the evaluation harness are large. Tests that need them are skipped
 # if they are not installed.
 if [[ " $* " == *" -m slow "* ]]; then prepare test,aot,eval; else prepare test; fi
+# Other processes of the run use the bytecode of the modules that one has compiled.
+unset PYTHONDONTWRITEBYTECODE
 # The order of the files is that of tests/conftest.py.
 exec "$PYTHON" -m pytest -n "${WORKERS:-auto}" --dist loadfile --no-loadscope-reorder "$@"

@@ -33,7 +33,7 @@ def test_a_state_dict_is_converted_to_parameters(theirs):
     ours = FlaxBertForMaskedLM(bert_config(), _do_init=False)
     params = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), ours)
     assert trees.flatten(params).keys() == ours.required_params
-    assert close(ours(ids(), params=params).logits, logits(theirs))
+    assert close(jax.jit(ours)(ids(), params=params).logits, logits(theirs))
 
 
 def test_parameters_are_loaded_into_a_model_with_tied_weights(theirs, caplog):
@@ -42,7 +42,7 @@ def test_parameters_are_loaded_into_a_model_with_tied_weights(theirs, caplog):
     with caplog.at_level(logging.WARNING, "hfseq"):
         hfseq.load_flax_weights_in_pytorch_model(other, ours.params)
     assert not caplog.records
-    assert close(ours(ids()).logits, logits(other))
+    assert close(jax.jit(ours)(ids()).logits, logits(other))
 
 
 def test_parameters_with_a_head_fit_the_base_model_with_a_warning(caplog):
@@ -147,7 +147,7 @@ def test_batch_statistics_and_weight_norms_are_converted_in_memory(name, caplog)
     flax = flax_class(source.config)
     params = hfseq.convert_pytorch_state_dict_to_flax(source.state_dict(), flax)
     expected = torch_logits(source)
-    assert close(flax(inputs, params=params).logits, expected)
+    assert close(jax.jit(flax)(inputs, params=params).logits, expected)
     target = model_class(source.config)
     with caplog.at_level(logging.WARNING, "hfseq"):
         hfseq.load_flax_weights_in_pytorch_model(target, params)

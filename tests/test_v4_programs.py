@@ -95,7 +95,7 @@ def test_language_modelling_script(auto, config, loss_fn, tmp_path):
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     model.save_pretrained(tmp_path, params=params)
     again = auto.from_pretrained(tmp_path)
-    assert close(again(tokens)[0], model(tokens, params=params)[0], 1e-6)
+    assert close(jax.jit(again)(tokens)[0], jax.jit(model)(tokens, params=params)[0], 1e-6)
 
 
 @pytest.mark.slow

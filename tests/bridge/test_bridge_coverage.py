@@ -23,6 +23,7 @@ from hfseq_plugins.bridge import (  # noqa: E402
     trace,
 )
 from hfseq_plugins.bridge.coverage import Result  # noqa: E402
+from tests.support.tiers import first  # noqa: E402
 
 RESULTS = Path(__file__).parents[2] / "docs" / "bridge_coverage.json"
 #: Encoders, decoders, mixtures of experts, state-space, image, audio and time-series models.
@@ -34,16 +35,17 @@ SAMPLE = [
     *("vit", "convnext", "dinov2", "videomae"),
     *("audio-spectrogram-transformer", "wav2vec2", "patchtst"),
 ]
+QUICK = ("deberta-v2", "olmo3", "bloom", "dbrx", "rwkv", "t5", "convnext", "videomae", "wav2vec2")
 SHARDS = 12
 
 
-@pytest.mark.parametrize("model_type", SAMPLE)
+@pytest.mark.parametrize("model_type", first(SAMPLE, *QUICK))
 def test_forward_pass_agrees_with_pytorch(model_type):
     result = coverage_worker.compare(model_type, ())
     assert result.forward_agrees, coverage.line(result)
 
 
-@pytest.mark.parametrize("model_type", ["olmo2", "t5", "dory"])
+@pytest.mark.parametrize("model_type", first(["olmo2", "t5", "dory"], "t5", "dory"))
 def test_training_files_and_generation_agree_with_pytorch(model_type):
     result = coverage_worker.compare(model_type, tuple(coverage.FURTHER_CHECKS))
     assert result.checks == dict.fromkeys(coverage.FURTHER_CHECKS, "agrees")

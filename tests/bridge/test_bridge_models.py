@@ -54,7 +54,7 @@ def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path)
     assert type(model).__module__ == "hfseq_plugins.bridge.classes"
     real = inputs()["attention_mask"][..., None] == 1
     logits = jax.jit(lambda params: model(**inputs(), params=params).logits)(model.params)
-    expected = native(**inputs()).logits
+    expected = jax.jit(native)(**inputs()).logits
     np.testing.assert_allclose(logits * real, expected * real, atol=1e-5)
     model.save_pretrained(tmp_path / "bridged")
     first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("native", "bridged"))

@@ -23,6 +23,7 @@ from hfseq import errors
 from hfseq.checkpoints import files
 from hfseq.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
 # Use the same examples in every run, and write no database to the source tree.
 PLAIN = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 DATA = bytes(range(64))
@@ -58,7 +59,6 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.slow
 @PLAIN
 @given(HEADERS, st.integers(-3, 3), st.integers(0, 64))
 def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, size):
@@ -80,7 +80,6 @@ def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, s
         assert value.size == math.prod(header[name]["shape"])
 
 
-@pytest.mark.slow
 @PLAIN
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=12) | VALUES, max_size=3) | VALUES)
 def test_an_index_never_leads_out_of_its_folder(weight_map):
@@ -100,7 +99,6 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
     assert all(name and not set(name) & set("/\\") and name.strip(".") for name in requests)
 
 
-@pytest.mark.slow
 @PLAIN
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_errors_have_one_type(data):

@@ -43,7 +43,7 @@ def test_cache_goes_in_and_comes_back():
     output, changed = model.module.apply(
         variables, ids(), position_ids=positions, mutable=["cache"]
     )
-    assert close(output.logits, model(ids()).logits)
+    assert close(output.logits, jax.jit(model)(ids()).logits)
     assert set(map(int, jax.tree.leaves(jax.tree.map(np.max, _indices(changed["cache"]))))) == {12}
 
 

@@ -209,7 +209,7 @@ def test_reward_models_learn_the_rewards_of_a_teacher(preference_folder, distill
     )
     ids, mask = (batch[key].reshape(10, -1) for key in ("answer_ids", "segments"))
     student_rewards, teacher_rewards = (
-        np.float64(each(ids, attention_mask=mask).logits).reshape(5, 2)[:4]
+        np.float64(jax.jit(each)(ids, attention_mask=mask).logits).reshape(5, 2)[:4]
         for each in (model, teacher)
     )
     difference = student_rewards - teacher_rewards
@@ -231,7 +231,7 @@ def test_a_free_reference_gives_all_answers_the_same_probability(preference_fold
         batch[key].reshape(-1, batch["segments"].shape[-1])
         for key in ("answer_ids", "learned", "segments")
     )
-    logits = np.float64(model(ids, attention_mask=segments > 0).logits)
+    logits = np.float64(jax.jit(model)(ids, attention_mask=segments > 0).logits)
     logs = np.log(softmax(logits))
     # `learned` marks the positions whose next token belongs to the answer.
     taken = np.take_along_axis(logs[:, :-1], ids[:, 1:, None], -1)[..., 0]

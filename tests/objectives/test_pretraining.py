@@ -97,7 +97,7 @@ def test_order_loss_and_mlm_loss_have_equal_weight(objective):
     created = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES))
     model, rows = FlaxAlbertForPreTraining(created.config, seed=1), rows_of(DOCUMENTS, 29)
     batch = created.collate(rows, numbers(rows), 1)
-    output = model(
+    output = jax.jit(model)(
         batch["input_ids"],
         attention_mask=(batch["segment_ids"] > 0).astype(int),
         token_type_ids=batch["token_type_ids"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 
@@ -127,7 +128,8 @@ def test_masked_patches_match_pytorch(cls, tmp_path):
 
 def test_pooled_output_class():
     model = FlaxBeitModel(models.beit_config(num_hidden_layers=1, drop_path_rate=0.1))
-    output = model(models.images(), output_hidden_states=True, output_attentions=True)
+    options = {"output_attentions": True, "output_hidden_states": True}
+    output = jax.jit(functools.partial(model, **options))(models.images())
     assert isinstance(output, FlaxBeitModelOutputWithPooling)
     assert len(output.hidden_states) == 2 and output.attentions[0].shape == (2, 4, 10, 10)
     with pytest.raises(UsageError, match="dropout_rng"):

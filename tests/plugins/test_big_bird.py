@@ -150,7 +150,7 @@ def test_answers_do_not_lie_in_the_question():
     model = FlaxBigBirdForQuestionAnswering(config(), seed=1)
     tokens = np.maximum(ids(2, 12) % 60, 2)
     tokens[:, 4] = 66  # the separator
-    output = model(tokens)
+    output = jax.jit(model)(tokens)
     assert (output.start_logits[:, 1:5] < -1e5).all() and (output.end_logits[:, 5:] > -1e5).all()
     assert (output.start_logits[:, 0] > -1e5).all()
     longer = model(tokens, question_lengths=np.array([[7], [7]]))

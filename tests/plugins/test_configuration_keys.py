@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -183,7 +184,7 @@ def test_attention_is_bidirectional_with_is_causal_false(name, tmp_path):
     theirs = torch_counterpart(model, tmp_path, name)
     expected = theirs(**tensors(input_ids=input_ids, attention_mask=mask))[0].detach().numpy()
     loaded = getattr(hfseq, class_name).from_pretrained(tmp_path)
-    output = np.asarray(loaded(input_ids, attention_mask=mask)[0])
+    output = np.asarray(jax.jit(loaded)(input_ids, attention_mask=mask)[0])
     assert close(output * mask[..., None], expected * mask[..., None])
 
 
@@ -195,7 +196,7 @@ def test_part_of_a_composite_model_is_bidirectional_with_is_causal_false(tmp_pat
     inputs = {"input_ids": ids(), "decoder_input_ids": ids(length=6, seed=1)}
     mask = {"decoder_attention_mask": np.ones((2, 6), np.int32)}
     expected = torch_counterpart(model, tmp_path)(**tensors(**inputs, **mask))[0].detach().numpy()
-    assert close(model(**inputs, **mask)[0], expected)
+    assert close(jax.jit(model)(**inputs, **mask)[0], expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "bart"])

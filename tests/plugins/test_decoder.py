@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,7 +178,8 @@ def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
 def test_window_includes_the_query_position(window):
     model = built("mistral", num_hidden_layers=1, sliding_window=window)
     tokens = ids(1, 12)
-    weights = np.asarray(model(tokens, output_attentions=True).attentions[0])[0, 0]
+    call = jax.jit(functools.partial(model, output_attentions=True))
+    weights = np.asarray(call(tokens).attentions[0])[0, 0]
     distance = np.arange(12)[:, None] - np.arange(12)
     visible = (distance >= 0) & (distance < (window or 99))
     assert ((weights > 0) == visible).all()
@@ -188,7 +191,9 @@ def test_ties_and_bases_of_the_configuration_are_not_ignored():
     tokens = ids(1, 12)
     plain = built("llama")
     other = built("llama", rope_parameters={"rope_type": "default", "rope_theta": 99.0})
-    assert not close(plain(tokens).logits, other(tokens, params=plain.params).logits)
+    assert not close(
+        jax.jit(plain)(tokens).logits, jax.jit(other)(tokens, params=plain.params).logits
+    )
 
 
 def test_rows_longer_than_trained_positions_are_accepted():
@@ -231,13 +236,15 @@ def test_angles_that_old_files_hold_are_ignored(family, tmp_path, caplog):
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
     save_file(stored | buffer, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = type(model).from_pretrained(tmp_path)
-    assert close(again(ids(1, 6)).logits, model(ids(1, 6)).logits)
+    assert close(jax.jit(again)(ids(1, 6)).logits, jax.jit(model)(ids(1, 6)).logits)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_model_that_sees_both_ways_sees_all():
     model = built("gemma", "Model", use_bidirectional_attention=True)
-    weights = np.asarray(model(ids(1, 6), output_attentions=True).attentions[0])
+    weights = np.asarray(
+        jax.jit(functools.partial(model, output_attentions=True))(ids(1, 6)).attentions[0]
+    )
     assert (weights > 0).all()
     with pytest.raises(UsageError, match="cache"):
         model.init_cache(1, 8)

@@ -183,11 +183,12 @@ def flat():
 def test_flattened_head_is_three_products_of_all_positions(flat):
     params, head = flat.params, flat.params["classifier"]
     encoder = FlaxFp8EncoderModel(flat.config, _do_init=False)
-    x = encoder(ids(2, 16), params={**params["bert"], "pooler": pooler()}).last_hidden_state
+    with_pooler = {**params["bert"], "pooler": pooler()}
+    x = jax.jit(encoder)(ids(2, 16), params=with_pooler).last_hidden_state
     x = x.reshape(2, -1)
     for name in ("flatten", "dense", "out_proj"):
         x = x @ head[name]["kernel"] + head[name]["bias"]
-    assert close(flat(ids(2, 16)).logits, x)
+    assert close(jax.jit(flat)(ids(2, 16)).logits, x)
 
 
 def pooler():
@@ -252,12 +253,12 @@ def test_gated_block_multiplies_two_projections():
 
 def test_without_positions_the_encoder_does_not_know_the_order():
     model = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW, positions="none"))
-    states = model(ids()).last_hidden_state
-    assert close(model(ids()[:, ::-1]).last_hidden_state, states[:, ::-1])
-    assert model(ids(1, 90)).last_hidden_state.shape == (1, 90, 32)
-    learned = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW))
+    call = jax.jit(lambda tokens: model(tokens).last_hidden_state)
+    assert close(call(ids()[:, ::-1]), call(ids())[:, ::-1])
+    assert jax.eval_shape(call, ids(1, 90)).shape == (1, 90, 32)
+    learned = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW), _do_init=False)
     with pytest.raises(UsageError, match="41 tokens per sequence.*at most 40"):
-        learned(ids(1, 41))
+        learned(ids(1, 41), params={})
 
 
 def test_token_types_are_ignored_without_a_table():

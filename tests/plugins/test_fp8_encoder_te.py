@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -131,7 +132,7 @@ def test_weights_of_the_example_give_its_logits(layers, activations, changes):
     model = FlaxFp8EncoderForSequenceClassification(config, _do_init=False)
     tokens = ids(2, LENGTH)
     expected = logits_of(theirs, tokens, MASK, layers)
-    assert close(model(tokens, MASK, params=params).logits, expected)
+    assert close(jax.jit(model)(tokens, MASK, params=params).logits, expected)
 
 
 def test_layers_that_end_in_a_norm_become_an_encoder_that_is_stored_as_stock(tmp_path):

@@ -229,8 +229,7 @@ EXPERT_MESHES = ("expert=8", "data=2,expert=4", "fsdp=2,expert=2,tensor=2")
             *((family, mesh) for family in FAMILIES for mesh in EXPERT_MESHES),
             ("mixtral", "expert=2,tensor=2,sequence=2"),
         ],
-        ("granitemoe", "expert=8"),
-        ("gpt_oss", "fsdp=2,expert=2,tensor=2"),
+        ("granitemoe", "fsdp=2,expert=2,tensor=2"),
     ),
 )
 def test_expert_axis_gives_the_numbers_of_one_device(family, mesh):
@@ -439,14 +438,14 @@ def test_adapters_of_experts_are_those_of_peft(family, parameters, layers, tmp_p
     with adapted.disable_adapter():
         assert not close(adapted(**inputs).logits.detach(), expected)
     ours = type(model).from_pretrained(tmp_path / "theirs")
-    assert close(ours(tokens).logits, expected)
+    assert close(jax.jit(ours)(tokens).logits, expected)
     ours.save_pretrained(tmp_path / "ours")
     stored = [
         load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs")
     ]
     assert stored[0].keys() == stored[1].keys()
     assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[1])
-    assert close(ours.merge_adapter()(tokens).logits, expected)
+    assert close(jax.jit(ours.merge_adapter())(tokens).logits, expected)
     if layers == "all":
         scanned = type(model).from_pretrained(tmp_path / "theirs", scan_layers=True)
         assert close(scanned(tokens).logits, expected)

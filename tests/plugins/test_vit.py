@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
@@ -77,7 +78,8 @@ def test_a_base_loads_from_its_head_and_the_pooler_is_new(tmp_path, caplog):
 
 def test_attention_and_hidden_states_are_those_of_all_positions():
     model = FlaxViTModel(models.vit_config(), dtype=jnp.bfloat16)
-    output = model(models.images(), output_attentions=True, output_hidden_states=True)
+    options = {"output_attentions": True, "output_hidden_states": True}
+    output = jax.jit(functools.partial(model, **options))(models.images())
     assert [weights.shape for weights in output.attentions] == [(2, 4, 10, 10)] * 2
     assert len(output.hidden_states) == 3 and output.last_hidden_state.dtype == jnp.bfloat16
 

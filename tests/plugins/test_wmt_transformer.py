@@ -227,8 +227,11 @@ def test_fully_masked_query_gives_zero_and_no_gradient():
             query, key, value, initial=0.2, mask=mask, return_weights=True
         )
 
-    actual, weights = mixed(query)
-    gradient = jax.grad(lambda query: (mixed(query)[0] ** 3).sum())(query)
+    @jax.jit
+    def evaluate(query):
+        return *mixed(query), jax.grad(lambda query: (mixed(query)[0] ** 3).sum())(query)
+
+    actual, weights, gradient = evaluate(query)
     for part in (actual, weights, gradient):
         assert jnp.isfinite(part).all() and part[0].any() and not part[1].any()
 
@@ -268,18 +271,16 @@ def test_generation_with_a_cache_equals_the_full_forward_pass(differential):
 
 def test_weights_of_beams_are_apart(differential):
     tokens = ids(1, 5)
-    encoded = differential.encode(tokens)
-    cache = differential.init_cache(2, 4, encoded, params=differential.params)
-    step = differential.decode(
-        ids(2, 1, 3),
-        encoded,
-        None,
-        np.ones((2, 4)),
-        np.zeros((2, 1), np.int32),
-        cache,
-        output_attentions=True,
-    )
-    assert step.cross_attentions[0].shape == (2, 2, 1, 5)
+
+    def step():
+        encoded = differential.encode(tokens)
+        cache = differential.init_cache(2, 4, encoded, params=differential.params)
+        decoded, mask, positions = ids(2, 1, 3), np.ones((2, 4)), np.zeros((2, 1), np.int32)
+        return differential.decode(
+            decoded, encoded, None, mask, positions, cache, output_attentions=True
+        )
+
+    assert jax.eval_shape(step).cross_attentions[0].shape == (2, 2, 1, 5)
 
 
 # -- untied heads ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tests.support import chats
 from tests.support.chats import OPPOSITES, turn
 
 TINY = (
-    "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+    "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,"
     "intermediate_size=64,max_position_embeddings=64,initializer_range=0.2"
 )
 

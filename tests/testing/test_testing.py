@@ -17,6 +17,7 @@ from hfseq.nn import trees
 from hfseq.testing import case, check_architecture, checks, fresh, torch
 from tests.support.models import bert_config
 from tests.support.recurrent import FlaxRecurrentForCausalLM, RecurrentConfig, RecurrentLM
+from tests.support.tiers import first
 from tests.support.windowed import FlaxWindowedLM, WindowedConfig
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "averaging_encoder.py"
@@ -98,7 +99,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("check", FAULTS)
+@pytest.mark.parametrize(
+    "check", first(FAULTS, "gradients", "packing", "torch_parity", "scan_layers")
+)
 def test_battery_detects_injected_faults(registered, check):
     if check.startswith("torch"):
         pytest.importorskip("torch")

@@ -79,7 +79,7 @@ def test_a_model_in_memory_is_the_start(values, data, corpus, tmp_path):
     )
     model = hfseq.FlaxRobertaForMaskedLM(config, seed=7)
     del values["model_type"], values["config_overrides"]
-    values |= {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-9}
+    values |= {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-9, "do_train": True}
     result = hfseq.train("mlm", model, tokenizer, *data, output_dir=tmp_path / "run", **values)
     before, after = (
         m.params["roberta"]["embeddings"]["word_embeddings"] for m in (model, result.model)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.training.conftest import TWO_LAYERS, assert_same, check_resume, losses, make_runner
+from tests.training.conftest import TINY, TWO_LAYERS, assert_same, check_resume, losses, make_runner
 
 GOOD, BAD = "the cat sat here and slept".split(), "no dog barked there or ran".split()
 SIDES = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4"
@@ -75,15 +75,16 @@ def pairs(folder, **extra_columns):
 
 def test_run_learns_and_output_loads_in_jax_and_pytorch(classify, folder):
     loop = classify(
-        max_steps=40,
-        eval_steps=20,
-        save_steps=20,
+        config_overrides=TINY,
+        max_steps=80,
+        eval_steps=40,
+        save_steps=40,
         logging_steps=10,
         metric_for_best_model="eval_matthews_correlation",
         load_best_model_at_end=True,
     )
     train_losses = losses(loop.folder)
-    assert train_losses[40] < 0.2 < train_losses[1] and loop.metrics["train_accuracy"] > 0.9
+    assert train_losses[80] < 0.2 < train_losses[1] and loop.metrics["train_accuracy"] > 0.9
     eval_metrics = {name: value for name, value in loop.metrics.items() if name.startswith("eval_")}
     for part in ("", "in_dev_", "out_dev_"):
         assert eval_metrics[f"eval_{part}matthews_correlation"] == 1.0
@@ -169,12 +170,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(classify):
     assert resumed.run.model.config.vocab_size == len(resumed.run.tokenizer)
 
 
-def test_an_epoch_visits_every_example_once(classify):
-    loop = classify(max_steps=None, num_train_epochs=1, do_train=True)
-    assert loop.progress.step == 7  # 100 examples, 16 a step: the last batch has four
-    assert loop.progress.tokens_seen == loop.run.data.train.rows.total_tokens
-
-
 @pytest.mark.slow
 def test_pairs_are_classified_and_predictions_written(classify, folder):
     loop = classify(
@@ -196,24 +191,6 @@ def test_pairs_are_classified_and_predictions_written(classify, folder):
     assert {"predict_accuracy", "predict_f1", "eval_f1", "eval_matthews_correlation"} <= set(
         loop.metrics
     )
-
-
-def test_unlabeled_examples_are_predicted_without_scores(classify, folder, tmp_path):
-    unlabelled = tmp_path / "unlabelled.jsonl"
-    unlabelled.write_text("".join(json.dumps({"text": f"the cat {i}"}) + "\n" for i in range(5)))
-    labelled = tmp_path / "labelled.jsonl"
-    records = [{"text": f"a cat {i}", "label": i % 2} for i in range(18)]
-    labelled.write_text("".join(json.dumps(record) + "\n" for record in records))
-    loop = classify(
-        train_file=labelled,
-        validation_file=None,
-        test_file=unlabelled,
-        do_train=True,
-        do_predict=True,
-        max_steps=2,
-    )
-    assert len((loop.folder / "test_results.tsv").read_text().splitlines()) == 6
-    assert {n for n in loop.metrics if n.startswith("predict_")} == {"predict_runtime"}
 
 
 @pytest.mark.slow
@@ -254,8 +231,15 @@ def test_a_score_that_is_not_a_number_is_null_in_the_results(classify, folder, t
     assert json.loads(results_text, parse_constant=pytest.fail)["eval_pearson"] is None
 
 
-def test_evaluation_uses_classes_and_vocabulary_of_the_model(classify, folder):
-    trained = classify("one", tokenizer_name=None, vocabulary="words")
+def test_evaluation_uses_classes_and_vocabulary_of_the_model(classify, folder, tmp_path):
+    """Training visits every example once, and examples without labels are predicted."""
+    epoch = {"max_steps": None, "num_train_epochs": 1}
+    words = {"tokenizer_name": None, "vocabulary": "words", "config_overrides": TINY}
+    trained = classify("one", **epoch, **words)
+    assert trained.progress.step == 7  # 100 examples, 16 a step: the last batch has four
+    assert trained.progress.tokens_seen == trained.run.data.train.rows.total_tokens
+    unlabelled = tmp_path / "unlabelled.jsonl"
+    unlabelled.write_text("".join(json.dumps({"text": f"the cat {i}"}) + "\n" for i in range(5)))
     again = classify(
         "again",
         train_file=None,
@@ -263,8 +247,12 @@ def test_evaluation_uses_classes_and_vocabulary_of_the_model(classify, folder):
         config_overrides=None,
         tokenizer_name=None,
         model_name_or_path=trained.folder,
+        test_file=unlabelled,
         do_eval=True,
+        do_predict=True,
     )
+    assert len((again.folder / "test_results.tsv").read_text().splitlines()) == 6
+    assert {name for name in again.metrics if name.startswith("predict_")} == {"predict_runtime"}
     for name in ("eval_loss", "eval_matthews_correlation", "eval_in_dev_accuracy"):
         assert again.metrics[name] == pytest.approx(trained.metrics[name], rel=1e-5)
 

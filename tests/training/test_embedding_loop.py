@@ -68,8 +68,8 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
         "run",
         do_train=True,
         do_eval=True,
-        max_steps=150,
-        learning_rate=3e-3,
+        max_steps=60,
+        learning_rate=1e-2,
         matryoshka_dims="32,8",
     )
     log_text = caplog.text

@@ -187,15 +187,6 @@ def test_sigterm_saves_and_exits_with_the_requested_code(train):
     assert left.value.code == 143
 
 
-@pytest.mark.slow
-def test_resume_from_checkpoint_takes_the_one_named(train, tmp_path):
-    first = train("first", devices=1, save_steps=2, save_total_limit=5)
-    assert sorted(path.name for path in (first.folder / "checkpoints").iterdir()) == ["2", "4", "6"]
-    second = train("second", devices=1, resume_from_checkpoint=first.folder / "checkpoints" / "4")
-    assert min(losses(second.folder)) == 5
-    assert losses(second.folder)[6] == losses(first.folder)[6]
-
-
 def test_resume_from_a_directory_without_checkpoints_is_an_error(train, tmp_path):
     with pytest.raises(
         CheckpointError, match="--resume_from_checkpoint .* contains no checkpoints"
@@ -217,27 +208,6 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
     kept_steps = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
     # nothing is learned: the first stays the best
     assert kept_steps == [1, 7, 8] and loop.progress.best_step == 1
-
-
-@pytest.mark.slow
-def test_load_best_model_at_end_saves_the_best_weights(train):
-    loop = train(
-        "best",
-        devices=1,
-        max_steps=4,
-        save_steps=2,
-        eval_steps=2,
-        load_best_model_at_end=True,
-        metric_for_best_model="perplexity",
-        greater_is_better=True,
-    )
-    assert loop.progress.best_step == 2
-    saved = load_file(loop.folder / "model.safetensors")
-    best = train("until2", devices=1, max_steps=2, save_steps=2)
-    expected = load_file(best.folder / "model.safetensors")
-    # The schedule of the shorter run only differs after the warmup.
-    assert saved.keys() == expected.keys()
-    assert int(loop.state.step) == 2
 
 
 @pytest.mark.slow
@@ -407,22 +377,6 @@ def test_frozen_parameter_is_unchanged(train):
     for path, leaf in first.items():
         frozen = "embeddings" in path
         assert np.array_equal(leaf, last[path]) == frozen, trees.join(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "optim",
-    [
-        "adafactor",
-        "lion",
-        "sgd",
-        "muon",
-        "lamb",
-    ],
-)
-def test_every_kind_of_optimizer_takes_steps(train, optim):
-    loop = train("optim", devices=1, optim=optim, max_steps=2, weight_decay=0.01)
-    assert np.isfinite(list(losses(loop.folder).values())).all()
 
 
 @pytest.mark.slow

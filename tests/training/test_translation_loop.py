@@ -79,7 +79,7 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
     caplog.set_level("INFO", "hfseq")
     loop = train(
         "scored",
-        2,
+        1,
         "translation",
         **OPTIONS,
         eval_steps=3,

@@ -184,7 +184,9 @@ def test_a_bias_is_added_and_has_a_gradient(bias_rows, hidden, band, rate):
 
 
 @pytest.mark.parametrize("band", ["causal", pytest.param("both sides", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("queries", "keys"), [(70, 130), (130, 70)])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [pytest.param(70, 130, marks=pytest.mark.slow), (130, 70)]
+)
 def test_different_numbers_of_queries_and_keys(queries, keys, band):
     """Sequences are aligned at their ends, so the first of more queries than keys see no key."""
     visible, inputs = Visibility(**BANDS[band]), arrays(2, queries, keys)

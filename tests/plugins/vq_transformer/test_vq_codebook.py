@@ -149,7 +149,8 @@ def test_numpy_collections_are_read_and_left_alone():
 def test_evaluation_leaves_the_statistics_alone():
     flax_model = model("mqa")
     params, extra = variables(flax_model)
-    output, updated = flax_model(ids(2, 5), params=params, extra=extra)
+    call = jax.jit(lambda tokens: flax_model(tokens, params=params, extra=extra))
+    output, updated = call(ids(2, 5))
     assert output.auxiliary_loss is None
     assert not statistics(updated, "new_counts")[0].any()
 

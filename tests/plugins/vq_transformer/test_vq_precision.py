@@ -60,7 +60,8 @@ def test_scores_and_sums_of_a_single_token_are_float32_in_bfloat16(window, reduc
         }
         return inputs._replace(**cut)
 
-    _, state = attend(part(0, TOKENS - 1), terms, how, state, None)
+    prompt = jax.jit(lambda inputs, state: attend(inputs, terms, how, state, None)[1])
+    state = prompt(part(0, TOKENS - 1), state)
     # The relative positions of a single token consist of two factors.
     terms = terms._replace(relative=(jnp.zeros((window + 1, 4)), jnp.zeros((4, 1, 2))))
     out, _ = attend_one_token(part(TOKENS - 1, TOKENS), terms, how, state)

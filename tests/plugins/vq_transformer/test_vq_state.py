@@ -12,6 +12,7 @@ import pytest
 from hfseq_plugins.vq_transformer.state import Cache, merge, summarize_by_code
 from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
+    REDUCTIONS,
     attentions,
     ids,
     max_difference,
@@ -19,6 +20,7 @@ from tests.plugins.vq_transformer.vq_cases import (
     statistics,
     variables,
 )
+from tests.support.tiers import first
 
 LENGTH, BLOCK, WINDOW = 13, 4, 3
 TOKENS = ids(3, LENGTH)
@@ -165,7 +167,7 @@ def test_hidden_single_tokens_change_nothing():
                 assert np.array_equal(new[name], [LENGTH + 1, LENGTH, LENGTH + 1])
 
 
-@pytest.mark.parametrize("reduction", ["recurrent", "serial", "matmul", "associative_scan"])
+@pytest.mark.parametrize("reduction", first(REDUCTIONS, "recurrent", "serial", "matmul"))
 def test_packed_documents_do_not_see_each_other(reduction):
     """Windows, caches and positions are per document, independent of block borders."""
     flax_model = model("mqa", reduction=reduction, block_size=BLOCK, window_size=2)
@@ -196,10 +198,11 @@ def test_caches_can_be_put_together_in_any_grouping():
     empty = Cache(jnp.zeros((2, 5, 4)), jnp.zeros((2, 5), jnp.int32))
     left = merge(merge(parts[0], parts[1]), parts[2])
     right = merge(parts[0], merge(parts[1], parts[2]))
-    for first, other in ((left, right), (merge(empty, left), left), (merge(left, empty), left)):
+    pairs = ((left, right), (merge(empty, left), left), (merge(left, empty), left))
+    for merged, other in pairs:
         assert (
-            np.array_equal(first.count, other.count)
-            and max_difference(first.mean, other.mean) <= 1e-6
+            np.array_equal(merged.count, other.count)
+            and max_difference(merged.mean, other.mean) <= 1e-6
         )
 
 
