@@ -63,6 +63,16 @@ def test_bridged_model_equals_the_native_one_and_keeps_its_files(task, tmp_path)
     assert saved_config["architectures"] == [native.torch_class_name()]
 
 
+def test_layers_are_in_the_order_of_their_numbers():
+    config = transformers.LlamaConfig(**{**SIZES, "hidden_size": 8, "num_hidden_layers": 11})
+    model = AUTO["ForCausalLM"].from_config(config, bridge=True, _do_init=False)
+    flat = trees.flatten(model.params_shape_tree)
+    params = {path: np.full(leaf.shape, i) for i, (path, leaf) in enumerate(flat.items())}
+    tensors, _ = model.nnx(trees.unflatten(params)).tensors()
+    for path, value in params.items():
+        assert tensors[model.structure.names[path]].mean() == value.mean()
+
+
 def test_auto_prefers_the_native_class():
     config = CONFIGS["ForMaskedLM"]
     model = AUTO["ForMaskedLM"].from_config(config, bridge="auto", _do_init=False)
