@@ -18,6 +18,7 @@ import transformers
 
 import hfseq
 from hfseq import testing
+from hfseq.errors import UsageError
 from hfseq.nn import sharding, trees
 from hfseq_plugins.bridge import comparison, generation, tiny
 from hfseq_plugins.bridge.generation import plan_cache
@@ -205,6 +206,13 @@ def test_generation_refuses_images_that_pytorch_prepares_in_its_own_way(family):
     model = bridged_class(class_name)(config, _do_init=False)
     with pytest.raises(UnsupportedModel, match=f"{class_name} has its own method"):
         model.prepare_inputs_for_generation(jnp.ones((1, 2)), 4, pixel_values=jnp.ones((1, 3)))
+
+
+def test_generation_refuses_encoder_decoders_of_audio():
+    config = tiny.tiny_config("speech_to_text")
+    model = bridged_class("Speech2TextForConditionalGeneration")(config, _do_init=False)
+    with pytest.raises(UsageError, match="input_features instead of input_ids"):
+        model.encode(input_features=np.zeros((1, 64, 16), np.float32))
 
 
 def test_decoder_of_an_encoder_decoder_is_a_decoder():

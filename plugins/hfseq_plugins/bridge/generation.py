@@ -39,6 +39,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling.seq2seq import Seq2SeqGeneration
 from hfseq.nn import outputs
@@ -767,6 +768,18 @@ class BridgedSeq2SeqGeneration(Seq2SeqGeneration):
         return cache | {ENCODER_LAYERS: layers}
 
 
+class UnsupportedSeq2SeqGeneration(BridgedCausalGeneration):
+    """Refuses to generate with encoder-decoders whose encoder does not read token IDs."""
+
+    def encode(self, *args: Any, **inputs: Any) -> Any:
+        """Raises an error."""
+        model: Any = self
+        raise UsageError(
+            f"generate: the bridge does not support encoder-decoders that read "
+            f"{model.main_input_name} instead of input_ids, such as {type(self).__name__}"
+        )
+
+
 def generation_mixin(
     torch_class: Any, is_seq2seq: bool, names: tuple[str, ...]
 ) -> tuple[type, ...]:
@@ -784,6 +797,8 @@ def generation_mixin(
         return ()
     if is_seq2seq:
         return (BridgedSeq2SeqGeneration,)
+    if "decoder_input_ids" in names:
+        return (UnsupportedSeq2SeqGeneration,)
     media = [name for name in names if name in MEDIA]
     if not media:
         return (BridgedCausalGeneration,)
