@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from flax import nnx
 from transformers import GenerationMixin
@@ -293,6 +294,9 @@ def _probe(structure: Structure, is_seq2seq: bool, has_positions: bool) -> Cache
         return _probe_seq2seq(structure)
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     ids, has_window = jnp.ones((1, 2), jnp.int32), False
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if "attention_mask" in structure.parameters.parameters:
+        inputs["attention_mask"] = np.ones((1, 2), np.int32)  # a constant: code may check for zeros
 
     def run(clone: Any, **inputs: Any) -> Any:
         cache = DynamicCache(config=clone.config)
@@ -304,7 +308,7 @@ def _probe(structure: Structure, is_seq2seq: bool, has_positions: bool) -> Cache
         return {}
 
     def forward(tensors: Mapping[str, jax.Array]) -> Any:
-        return trace.call(module, tensors, {"input_ids": ids}, function=run)[0]
+        return trace.call(module, tensors, inputs, function=run)[0]
 
     def step(tensors: Mapping[str, jax.Array], index: jax.Array) -> Any:
         arguments = {"input_ids": ids, **_fixed_cache(layers, index)}
