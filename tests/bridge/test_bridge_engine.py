@@ -150,13 +150,15 @@ def test_buffers_are_returned_and_modules_stay_unchanged():
         trace.call(module, {"weight": jnp.zeros(2)}, {"x": jnp.asarray(X)})
 
 
-@pytest.mark.parametrize("rescale", [False, True])
-def test_gradients_stop_where_pytorch_stops_them(rescale):
+@pytest.mark.parametrize("write", ["none", "no_grad", "data"])
+def test_gradients_stop_where_pytorch_stops_them(write, caplog):
     def forward(self, x):
         with torch.no_grad():
             fixed = self.weight * 2
-            if rescale:
+            if write == "no_grad":
                 self.weight.div_(4)
+        if write == "data":
+            self.weight.data.clamp_(-0.5, 0.5)
         y = self.weight * 3
         with torch.no_grad():
             y[0] = 7
@@ -165,10 +167,12 @@ def test_gradients_stop_where_pytorch_stops_them(rescale):
     module = Module(forward)
     initial = jnp.asarray(module.weight.detach().numpy().copy())
     forward(module, torch.from_numpy(X)).backward()
-    gradient = jax.grad(lambda w: trace.call(module, {"weight": w}, {"x": jnp.asarray(X)})[0])(
-        initial
-    )
-    np.testing.assert_allclose(gradient, module.weight.grad, rtol=1e-6)
+
+    def loss(weight):
+        return trace.call(module, {"weight": weight}, {"x": jnp.asarray(X)}, train=True)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(initial), module.weight.grad, rtol=1e-6)
+    assert ("changes the parameters weight" in caplog.text) == (write != "none")
 
 
 def test_random_numbers_come_from_the_key():

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -17,8 +18,13 @@ import transformers
 
 import hfseq
 from hfseq import testing
+from hfseq.errors import UsageError
 from hfseq.nn import sharding, trees
+from hfseq_plugins.bridge import comparison, generation, tiny
 from hfseq_plugins.bridge.generation import plan_cache
+from hfseq_plugins.bridge.model import bridged_class
+from hfseq_plugins.bridge.refusals import UnsupportedModel
+from hfseq_plugins.bridge.structure import structure_of
 from tests.support import plugin_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,12 +125,27 @@ GENERATORS = {
             mamba_d_ssm=64, head_dim=8,
         ),
     ),
+    "roformer": (  # the code needs the number of cached tokens
+        "RoFormerForCausalLM",
+        transformers.RoFormerConfig(
+            vocab_size=64, embedding_size=32, hidden_size=32, num_hidden_layers=1,
+            num_attention_heads=4, intermediate_size=48, max_position_embeddings=40,
+            is_decoder=True,
+        ),
+    ),
     "bart": ("BartForConditionalGeneration", transformers.BartConfig(**SEQ2SEQ)),
+    "switch_transformers": (  # the decoder reads all entries of the encoder's output
+        "SwitchTransformersForConditionalGeneration",
+        transformers.SwitchTransformersConfig(
+            vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2,
+            num_heads=4, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
+        ),
+    ),
     "m2m_100": ("M2M100ForConditionalGeneration", transformers.M2M100Config(**SEQ2SEQ)),
 }  # fmt: skip
 #: The caches that are not "keys".
 CACHES = {
-    "m2m_100": "history",
+    **dict.fromkeys(("m2m_100", "roformer", "switch_transformers"), "history"),
     **dict.fromkeys(("bamba", "falcon_h1"), "hybrid"),
     "mamba": "states",
 }
@@ -160,6 +181,44 @@ def test_generated_tokens_equal_those_of_torch(family, num_beams, tmp_path):
     )
     tokens = model.generate(ids, attention_mask=mask, **options).sequences
     np.testing.assert_array_equal(tokens[:, : expected.shape[1]], expected.numpy())
+
+
+@pytest.mark.parametrize("family", ["xlm", "xlnet", "cpmant"])
+def test_generation_refuses_classes_that_prepare_other_inputs(family):
+    config = tiny.tiny_config(family)
+    structure = structure_of(config, comparison.generating_class(config).__name__)
+    with pytest.raises(UnsupportedModel, match=rf"input_ids.*{family}.py, line \d+, in prepare_"):
+        plan_cache(structure, False)
+
+
+@pytest.mark.parametrize(("family", "position"), [("exaone4_5", None), ("paligemma", 1)])
+def test_generation_starts_at_the_position_of_the_pytorch_class(family, position, monkeypatch):
+    monkeypatch.setattr(generation, "_probe", lambda *_: generation.CachePlan("keys", {}))
+    config = tiny.tiny_config(family)
+    structure = structure_of(config, comparison.generating_class(config).__name__)
+    assert plan_cache(structure, False).first_position == position
+
+
+@pytest.mark.parametrize("family", ["blip", "qwen2_vl"])
+def test_generation_refuses_images_that_pytorch_prepares_in_its_own_way(family):
+    config = tiny.tiny_config(family)
+    class_name = comparison.generating_class(config).__name__
+    model = bridged_class(class_name)(config, _do_init=False)
+    with pytest.raises(UnsupportedModel, match=f"{class_name} has its own method"):
+        model.prepare_inputs_for_generation(jnp.ones((1, 2)), 4, pixel_values=jnp.ones((1, 3)))
+
+
+def test_generation_refuses_encoder_decoders_of_audio():
+    config = tiny.tiny_config("speech_to_text")
+    model = bridged_class("Speech2TextForConditionalGeneration")(config, _do_init=False)
+    with pytest.raises(UsageError, match="input_features instead of input_ids"):
+        model.encode(input_features=np.zeros((1, 64, 16), np.float32))
+
+
+def test_decoder_of_an_encoder_decoder_is_a_decoder():
+    model = bridged_class("PegasusForCausalLM")(tiny.tiny_config("pegasus"), _do_init=False)
+    assert not model.config.is_encoder_decoder
+    assert model.structure is structure_of(model.config, "PegasusForCausalLM")
 
 
 BATTERY = {

@@ -21,6 +21,7 @@ from hfseq.errors import HfseqError, UsageError, WeightsError
 from hfseq.nn import trees
 from hfseq.plugins import FALLBACK_TASKS
 from hfseq_plugins.bridge import heads, tiny
+from hfseq_plugins.bridge.structure import structure_of
 from tests.support import quantized
 from tests.support.models import write_random_model
 
@@ -94,6 +95,24 @@ def test_tables_that_only_checkpoints_contain_are_read_and_saved(tmp_path):
     for name, buffer in again.named_buffers():
         if name in tables:
             assert torch.equal(buffer, tables[name])
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    config = transformers.LlamaConfig(**{**SIZES, "hidden_size": 8, "num_hidden_layers": 11})
+    model = AUTO["ForCausalLM"].from_config(config, bridge=True, _do_init=False)
+    flat = trees.flatten(model.params_shape_tree)
+    params = {path: np.full(leaf.shape, i) for i, (path, leaf) in enumerate(flat.items())}
+    tensors, _ = model.nnx(trees.unflatten(params)).tensors()
+    for path, value in params.items():
+        assert tensors[model.structure.names[path]].mean() == value.mean()
+
+
+def test_a_layer_whose_bias_is_tied_to_an_earlier_one_keeps_it():
+    config = transformers.CamembertConfig(**SIZES)
+    layers = {layer.name: layer for layer in structure_of(config, "CamembertForMaskedLM").layers}
+    # The linear layer of hfseq would have no bias, because the bias belongs to `lm_head`.
+    assert layers["lm_head.decoder"].layer_type == "plain"
+    assert layers["lm_head.dense"].layer_type == "linear"
 
 
 def test_auto_prefers_the_native_class():

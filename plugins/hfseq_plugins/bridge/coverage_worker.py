@@ -24,7 +24,7 @@ import transformers
 
 from hfseq.errors import failure, one_line
 from hfseq_plugins.bridge import comparison, tiny
-from hfseq_plugins.bridge.coverage import Result
+from hfseq_plugins.bridge.coverage import GRADIENT_TOLERANCE, Result
 from hfseq_plugins.bridge.refusals import UnsupportedModel
 
 
@@ -67,7 +67,10 @@ def compare(model_type: str, checks: Sequence[str] = ("gradient",)) -> Result:
         reference = Reference(model, inputs, theirs, factors)
         result = reference.compare(result, ours, gradients)
         if result.status == "differs":
-            result = reference.in_float64().compare(result, ours, gradients)
+            exact = reference.in_float64()
+            result = exact.compare(result, ours, gradients)
+            if result.status == "differs" and result.gradient_error is not None:
+                result = dataclasses.replace(result, solution=exact.error_of(reference))
         further = {
             name: _check(function, model) for name, function in _CHECKS.items() if name in checks
         }
@@ -151,6 +154,15 @@ class Reference:
                 result, gradient_error=error, gradient_name=name, reference=dtype
             )
         return result
+
+    def error_of(self, reference: Reference) -> str:
+        """Returns a sentence if another reference of PyTorch has gradients that differ."""
+        _, ours = comparison.torch_gradients(reference.model, reference.inputs, self.factors)
+        _, theirs = comparison.torch_gradients(self.model, self.inputs, self.factors)
+        error, name = comparison.compare_gradients(ours, theirs)
+        if error is None or error <= GRADIENT_TOLERANCE:
+            return ""
+        return f"PyTorch's gradient of {name} in float32 differs from float64 by {error:.1e}, too"
 
     def in_float64(self) -> Reference:
         """Returns a reference in float64, or this one if the model only computes in float32."""

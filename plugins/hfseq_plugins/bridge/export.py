@@ -20,6 +20,7 @@ from hfseq.nn import trees
 from hfseq_plugins.bridge.exported import FOLDER, FORMAT, INDEX, require_flatbuffers
 from hfseq_plugins.bridge.generation import LAYERS, plan_cache
 from hfseq_plugins.bridge.model import FlaxBridgedPreTrainedModel
+from hfseq_plugins.bridge.refusals import UnsupportedModel
 
 logger = logging.getLogger("hfseq")
 
@@ -106,10 +107,18 @@ class _Exporter:
         }
         self.inputs = self._describe_inputs()
         can_generate = type(model).can_generate() and not model.config.is_encoder_decoder
-        plan = plan_cache(model.structure, False) if can_generate else None
-        self.cache = plan if plan is not None and plan.cache_type == "keys" else None
+        plan = None
+        try:
+            plan = plan_cache(model.structure, False) if can_generate else None
+        except UnsupportedModel as error:
+            logger.warning("no programs for generation are exported: %s", error)
+        # Exported models number the positions from 0.
+        is_exported = plan is not None and plan.cache_type == "keys" and not plan.first_position
+        self.cache = plan if is_exported else None
+        has_positions = plan is None or plan.first_position is not None
         self.step_inputs = ["input_ids", "attention_mask"]
-        self.step_inputs += ["position_ids"] if model.has_input("position_ids") else []
+        if has_positions and model.has_input("position_ids"):
+            self.step_inputs.append("position_ids")
         self.output_class = ""
         self.axes: dict[str, list[str | None]] = {}
 

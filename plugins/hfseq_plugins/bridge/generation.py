@@ -15,6 +15,7 @@ Outside of the module, a cache is a nested dict as in all models of hfseq (`hfse
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -24,8 +25,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from flax import nnx
+from transformers import GenerationMixin
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -37,6 +40,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling.seq2seq import Seq2SeqGeneration
 from hfseq.nn import outputs
@@ -173,19 +177,30 @@ class CachePlan:
             values have a length of one token.
         reason: Why the model needs a cache of the type "history", or an empty string.
         encoder_layers: As `layers`, for the keys and values of cross-attention.
+        first_position: The position number of the first token, or `None` if the PyTorch class
+            generates without `position_ids`.
     """
 
     cache_type: CacheType
     layers: Mapping[str, Shapes]
     reason: str = ""
     encoder_layers: Mapping[str, Shapes] = dataclasses.field(default_factory=dict)
+    first_position: int | None = 0
 
 
 def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
-    """Selects the type of a model's cache by tracing its forward pass with Transformers' cache."""
+    """Selects the type of a model's cache by tracing its forward pass with Transformers' cache.
+
+    Raises:
+        UnsupportedModel: The PyTorch class generates with inputs that hfseq does not prepare.
+    """
     plan = structure.cache_plan
     if plan is None:
-        plan = structure.cache_plan = _probe(structure, is_seq2seq)
+        position = _first_position(structure.module)
+        has_positions = position is not None and "position_ids" in structure.parameters.parameters
+        plan = _probe(structure, is_seq2seq, has_positions)
+        plan = dataclasses.replace(plan, first_position=position)
+        structure.cache_plan = plan
         if plan.cache_type == "history":
             logger.warning(
                 "%s generates without a cache: each step runs the model on the whole sequence (%s)",
@@ -195,7 +210,83 @@ def plan_cache(structure: Structure, is_seq2seq: bool) -> CachePlan:
     return plan
 
 
-def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
+def _first_position(module: Any) -> int | None:
+    """Compares how a PyTorch class prepares the inputs of generation with Transformers' default.
+
+    hfseq prepares the inputs as the default methods do.
+
+    Returns:
+        The attribute `first_position` of the plan.
+
+    Raises:
+        UnsupportedModel: The methods of the class prepare other inputs.
+    """
+    torch_class = type(module)
+    hooks = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
+    if not any(overrides(torch_class, hook) for hook in hooks):
+        return 0
+    ids, mask = torch.tensor([[4, 5, 6], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    module = copy.deepcopy(module)  # the methods may store values in the module
+
+    def prepare(owner: Any) -> dict[str, torch.Tensor]:
+        inputs: dict[str, Any] = {"attention_mask": mask, "use_cache": False}
+        if not module.config.is_encoder_decoder:
+            positions = owner._prepare_position_ids_for_generation(module, ids, inputs)
+            inputs |= {} if positions is None else {"position_ids": positions}
+        method = functools.partial(owner.prepare_inputs_for_generation, module, ids, **inputs)
+        prepared = method(is_first_iteration=True)
+        if "cache" in inspect.signature(torch_class.forward).parameters:
+            next_inputs = method(next_sequence_length=1)
+            prepared |= {
+                f"{n} of the next step": next_inputs.get(n) for n in prepared if "ids" in n
+            }
+        return {n: value for n, value in prepared.items() if isinstance(value, torch.Tensor)}
+
+    default = prepare(GenerationMixin)
+    try:
+        inputs = prepare(torch_class)
+    except Exception as error:
+        raise _own_method(torch_class, hooks[0], _first_line(error)) from error
+    positions, expected = inputs.pop("position_ids", None), default.pop("position_ids", None)
+    tokens = {n for n in inputs.keys() | default.keys() if "position" not in n}
+    changed = [n for n in sorted(tokens) if not _equal(n, inputs, default)]
+    first: set[int | None] = {None if expected is not None else 0}
+    if positions is not None and expected is not None:
+        first = {int(n) for n in (positions - expected)[..., mask.bool()].unique()}
+        changed += ["position_ids"] if len(first) > 1 else []
+    if changed:
+        reason = f"the values of {', '.join(changed)} differ from Transformers' default"
+        raise _own_method(torch_class, hooks[0], reason)
+    return first.pop()
+
+
+def overrides(torch_class: Any, name: str) -> bool:
+    """Returns whether a PyTorch class has its own version of a method of `GenerationMixin`."""
+    return getattr(torch_class, name, None) is not getattr(GenerationMixin, name)
+
+
+def _equal(name: str, a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return name in a and name in b and torch.equal(a[name], b[name])
+
+
+def _own_method(torch_class: Any, name: str, reason: str) -> UnsupportedModel:
+    """Returns the error for a class whose version of a method of `GenerationMixin` matters."""
+    method = getattr(torch_class, name, torch_class.generate)
+    return UnsupportedModel(
+        f"{torch_class.__name__} has its own method {name}, which hfseq does not run ({reason})",
+        operator=f"generation with its own {name}",
+        solution="Calls of the model are supported, but generation needs a native implementation",
+        code=inspect.unwrap(method).__code__,
+    )
+
+
+def _probe(structure: Structure, is_seq2seq: bool, has_positions: bool) -> CachePlan:
+    """Selects the type of a model's cache by tracing its forward pass twice.
+
+    The first trace uses Transformers' cache and returns the shapes of the keys, values and states.
+    The second trace uses buffers of a fixed length. It fails if the code of the model needs the
+    number of cached tokens as a Python number.
+    """
     module: Any = structure.module
     if "cache" not in structure.parameters.parameters:
         return CachePlan("history", {}, "its forward pass has no argument `cache`")
@@ -203,6 +294,9 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
         return _probe_seq2seq(structure)
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     ids, has_window = jnp.ones((1, 2), jnp.int32), False
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if "attention_mask" in structure.parameters.parameters:
+        inputs["attention_mask"] = np.ones((1, 2), np.int32)  # a constant: code may check for zeros
 
     def run(clone: Any, **inputs: Any) -> Any:
         cache = DynamicCache(config=clone.config)
@@ -214,10 +308,18 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
         return {}
 
     def forward(tensors: Mapping[str, jax.Array]) -> Any:
-        return trace.call(module, tensors, {"input_ids": ids}, function=run)[0]
+        return trace.call(module, tensors, inputs, function=run)[0]
+
+    def step(tensors: Mapping[str, jax.Array], index: jax.Array) -> Any:
+        arguments = {"input_ids": ids, **_fixed_cache(layers, index)}
+        if has_positions:
+            arguments["position_ids"] = index + jnp.arange(2)[None]
+        return trace.call(module, tensors, arguments)[0]
 
     try:
         jax.eval_shape(forward, abstract_tensors(structure))
+        if all(name.startswith("cached") for name in _entry_names(layers)):
+            jax.eval_shape(step, abstract_tensors(structure), jnp.int32(0))
     except Exception as error:  # an unsupported cache class or operator
         return CachePlan("history", {}, _first_line(error))
     if len(layers) > layer_count(module):
@@ -233,14 +335,9 @@ def _probe(structure: Structure, is_seq2seq: bool) -> CachePlan:
 
 
 def _probe_seq2seq(structure: Structure) -> CachePlan:
-    """Selects the type of an encoder-decoder's cache by tracing its forward pass twice.
-
-    The first trace uses Transformers' cache and returns the shapes of the keys and values. The
-    second trace uses buffers of a fixed length. It fails if the code of the model needs the number
-    of cached tokens as a Python number.
-    """
+    """Selects the type of an encoder-decoder's cache as `_probe` does."""
     module: Any = structure.module
-    ids, length = jnp.ones((1, 2), jnp.int32), 4
+    ids = jnp.ones((1, 2), jnp.int32)
     inputs = {"input_ids": ids, "decoder_input_ids": ids}
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     encoder_layers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -258,14 +355,10 @@ def _probe_seq2seq(structure: Structure) -> CachePlan:
         return trace.call(module, tensors, inputs, function=probe)[0]
 
     def step(tensors: Mapping[str, jax.Array], index: jax.Array) -> Any:
-        buffers: list[Any] = []
-        for shapes in layers.values():
-            key, value = (jnp.zeros((1, length, *shape[2:])) for shape in shapes.values())
-            buffers.append(FixedLayer(key, value, index))
-        cache = EncoderDecoderCache(Cache(layers=buffers), DynamicCache())
-        mask = jnp.ones((1, length), jnp.int32)
-        arguments = {**inputs, "decoder_attention_mask": mask, "cache": cache, "use_cache": True}
-        return trace.call(module, tensors, arguments)[0]
+        arguments = _fixed_cache(layers, index)
+        arguments["cache"] = EncoderDecoderCache(arguments["cache"], DynamicCache())
+        arguments["decoder_attention_mask"] = arguments.pop("attention_mask")
+        return trace.call(module, tensors, inputs | arguments)[0]
 
     try:
         tensors = abstract_tensors(structure)
@@ -274,6 +367,17 @@ def _probe_seq2seq(structure: Structure) -> CachePlan:
     except Exception as error:  # an unsupported cache class, or code that needs a Python number
         return CachePlan("history", {}, _first_line(error))
     return CachePlan("keys", layers, encoder_layers=encoder_layers)
+
+
+def _fixed_cache(layers: Mapping[str, Shapes], index: jax.Array) -> dict[str, Any]:
+    """Returns the arguments of a call with buffers of a fixed length for one example."""
+    buffers: list[Any] = []
+    length = 4
+    for shapes in layers.values():
+        key, value = (jnp.zeros((1, length, *shape[2:])) for shape in shapes.values())
+        buffers.append(FixedLayer(key, value, index))
+    mask = jnp.ones((1, length), jnp.int32)
+    return {"cache": Cache(layers=buffers), "attention_mask": mask, "use_cache": True}
 
 
 def _entry_names(layers: Mapping[str, Shapes]) -> set[str]:
@@ -356,7 +460,8 @@ def run_with_cache(run: Callable[..., Any], module: Any, inputs: dict[str, Any])
     """
     history = getattr(module, HISTORY)
     if isinstance(getattr(history, "cached_key", None), nnx.Cache):
-        return _run_on_history(run, history, inputs)
+        first_position = module.structure.cache_plan.first_position
+        return _run_on_history(run, history, inputs, first_position)
     entries = cached_entries(module)
     if not entries:
         return None
@@ -417,7 +522,9 @@ def _encoder_layer(entry: Mapping[str, Any], rows: int) -> DynamicLayer:
     return layer
 
 
-def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any]) -> Any:
+def _run_on_history(
+    run: Callable[..., Any], history: Any, inputs: dict[str, Any], first_position: int
+) -> Any:
     """Runs the model on all tokens of the sequence, and returns the logits of the new tokens."""
     prefix = "decoder_" if "decoder_input_ids" in inputs else ""
     ids = inputs[f"{prefix}input_ids"]
@@ -432,7 +539,8 @@ def _run_on_history(run: Callable[..., Any], history: Any, inputs: dict[str, Any
     mask = mask.astype(jnp.int32)
     complete = {**inputs, f"{prefix}input_ids": tokens, f"{prefix}attention_mask": mask}
     if f"{prefix}position_ids" in inputs:
-        complete[f"{prefix}position_ids"] = jnp.maximum(mask.cumsum(-1) - 1, 0)
+        positions = jnp.maximum(mask.cumsum(-1) - 1, 0) + first_position
+        complete[f"{prefix}position_ids"] = positions
     output = run(complete)
     first = output.logits.shape[1] - tokens.shape[1]  # image tokens may precede the text
     logits = jax.lax.dynamic_slice_in_dim(output.logits, first + index, length, axis=1)
@@ -599,15 +707,25 @@ class BridgedCausalGeneration(CausalGeneration):
             attention_mask: Mask of the prompts, `(batch, length)`.
             **inputs: Images and other inputs of the model, which are passed to the model in every
                 step. With such inputs, the cache has the type "history".
+
+        Raises:
+            UnsupportedModel: The PyTorch class prepares the other inputs in its own way.
         """
         model: Any = self
+        torch_class: Any = type(model.structure.module)
+        for name in ("generate", "_prepare_position_ids_for_generation") if inputs else ():
+            if overrides(torch_class, name):
+                raise _own_method(torch_class, name, f"it reads {', '.join(inputs)}")
         if self.fixed_state:
             mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
             cache = empty_cache(model, input_ids.shape[0], max_length)
             return {"past_key_values": cache, "attention_mask": jnp.asarray(mask, jnp.int32)}
         prepared = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
-        if not model.has_input("position_ids"):
+        first_position = plan_cache(model.structure, False).first_position
+        if first_position is None or not model.has_input("position_ids"):
             del prepared["position_ids"]
+        else:
+            prepared["position_ids"] += first_position
         if inputs:
             cache = empty_cache(model, input_ids.shape[0], max_length, history=True)
             prepared |= {**inputs, "past_key_values": cache}
@@ -654,6 +772,18 @@ class BridgedSeq2SeqGeneration(Seq2SeqGeneration):
         return cache | {ENCODER_LAYERS: layers}
 
 
+class UnsupportedSeq2SeqGeneration(BridgedCausalGeneration):
+    """Refuses to generate with encoder-decoders whose encoder does not read token IDs."""
+
+    def encode(self, *args: Any, **inputs: Any) -> Any:
+        """Raises an error."""
+        model: Any = self
+        raise UsageError(
+            f"generate: the bridge does not support encoder-decoders that read "
+            f"{model.main_input_name} instead of input_ids, such as {type(self).__name__}"
+        )
+
+
 def generation_mixin(
     torch_class: Any, is_seq2seq: bool, names: tuple[str, ...]
 ) -> tuple[type, ...]:
@@ -671,6 +801,8 @@ def generation_mixin(
         return ()
     if is_seq2seq:
         return (BridgedSeq2SeqGeneration,)
+    if "decoder_input_ids" in names:
+        return (UnsupportedSeq2SeqGeneration,)
     media = [name for name in names if name in MEDIA]
     if not media:
         return (BridgedCausalGeneration,)

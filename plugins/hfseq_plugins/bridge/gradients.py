@@ -33,10 +33,10 @@ def without_gradient(array: jax.Array) -> jax.Array:
 
 
 def with_gradient_of(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Defines the gradient of a tensor after a write while PyTorch's gradients were disabled.
+    """Defines the gradient of a tensor after a write that PyTorch does not record.
 
-    PyTorch does not record such a write. The gradient of the new values is that of the old values,
-    for example of a parameter.
+    Such a write occurs while gradients are disabled, or changes `x.detach()` or `x.data`. The
+    gradient of the new values is that of the old values, for example of a parameter.
     """
     is_float = jnp.issubdtype(new.dtype, jnp.floating)
     return _replace(old, new) if is_float and _custom_function() is None else new

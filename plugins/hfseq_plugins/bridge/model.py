@@ -7,6 +7,7 @@ PyTorch model on jax arrays (`hfseq_plugins.bridge.trace`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -22,6 +23,7 @@ import transformers
 from flax import nnx
 from jax.typing import DTypeLike
 from transformers import PreTrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
 
 from hfseq import nn
 from hfseq.errors import UsageError
@@ -309,6 +311,12 @@ class FlaxBridgedPreTrainedModel(FlaxPreTrainedModel):
 
     def _set_structure(self) -> None:
         self.structure = structure_of(self._config, self.torch_class_name())
+        is_pair = getattr(self._config, "is_encoder_decoder", False)
+        if is_pair and not self.structure.module.config.is_encoder_decoder:
+            # The class is the decoder of an encoder-decoder, such as BartForCausalLM.
+            self._config = copy.deepcopy(self._config)
+            self._config.is_decoder, self._config.is_encoder_decoder = True, False
+            self.structure = structure_of(self._config, self.torch_class_name())
         self.weight_aliases = self.structure.aliases  # type: ignore[misc]
         super()._set_structure()
         self.stored_collections = {  # type: ignore[misc]
@@ -449,6 +457,16 @@ class FlaxBridgedSeq2SeqPreTrainedModel(FlaxBridgedPreTrainedModel, FlaxSeq2SeqP
     """Base class of bridged encoder-decoders."""
 
 
+@dataclasses.dataclass
+class EncoderOutput(BaseModelOutput):
+    """The output of an encoder, as an input of a decoder.
+
+    Mixtures of experts read `router_logits`, but only to compute a loss.
+    """
+
+    router_logits: Any = None
+
+
 class BridgedSeq2SeqModule(BridgedModule):
     """An NNX module with the parameters of a PyTorch encoder-decoder."""
 
@@ -478,7 +496,7 @@ class BridgedSeq2SeqModule(BridgedModule):
         if encoder_attention_mask is not None:
             encoder_attention_mask = _repeat_rows(encoder_attention_mask, rows)
         inputs: dict[str, Any] = {
-            "encoder_outputs": (encoder_hidden_states,),
+            "encoder_outputs": EncoderOutput(trace.as_tensors(encoder_hidden_states)),
             "attention_mask": encoder_attention_mask,
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from hfseq.errors import UsageError
@@ -37,9 +37,9 @@ class UnsupportedModel(UsageError):
         solution: What the user can do.
     """
 
-    def __init__(self, problem: str, *, operator: str, solution: str):
+    def __init__(self, problem: str, *, operator: str, solution: str, code: CodeType | None = None):
         self.problem, self.operator, self.solution = problem, operator, solution
-        self.statement = current_statement()
+        self.statement = current_statement() if code is None else _statement(code)
         place = f" ({self.statement})" if self.statement else ""
         super().__init__(f"the bridge cannot run this model: {problem}{place}. {solution}")
 
@@ -75,10 +75,13 @@ def model_frame(start: FrameType | None = None) -> FrameType | None:
 def current_statement() -> Statement | None:
     """Returns the location of the statement in the model's code that is being executed."""
     frame = model_frame(sys._getframe(1))
-    if frame is None:
-        return None
-    path = Path(frame.f_code.co_filename)
+    return None if frame is None else _statement(frame.f_code, frame.f_lineno)
+
+
+def _statement(code: CodeType, line: int | None = None) -> Statement:
+    """Returns a line in the code of a function. Default: the first line of the function."""
+    path = Path(code.co_filename)
     parts = path.parts
     package = max((i for i, part in enumerate(parts) if part == "site-packages"), default=-1) + 1
     file = "/".join(parts[package:]) if package else path.name
-    return Statement(file, frame.f_lineno, frame.f_code.co_name)
+    return Statement(file, line or code.co_firstlineno, code.co_name)

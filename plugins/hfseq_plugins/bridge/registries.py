@@ -44,6 +44,7 @@ _IGNORED_ARGUMENTS = {
     *("position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     *("tgt_len", "src_len", "position_embeddings_global", "layer_idx", "token_type_ids", "labels"),
     *("num_items_in_batch", "output_router_logits", "deterministic", "mm_token_type_ids"),
+    "logits_to_keep",
 }
 
 

@@ -243,6 +243,8 @@ def _is_table(value: np.ndarray) -> bool:
 
 def _layer_type(part: Any, names: list[str]) -> LayerType:
     exact = type(part)
+    if len(names) < sum(parameter is not None for parameter in part._parameters.values()):
+        return "plain"  # the other parameters are tied to those of a module before this one
     if exact is torch.nn.Linear and "weight" in names:
         return "linear"
     if exact is Conv1D and "weight" in names:

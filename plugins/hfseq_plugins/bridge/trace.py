@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ from hfseq_plugins.bridge.tensor import (
     from_constant,
     inner_scope,
 )
+
+logger = logging.getLogger("hfseq")
 
 #: A function that computes the output of a submodule with one input.
 Layer = Callable[[jax.Array], jax.Array]
@@ -114,6 +117,18 @@ def call(
             operator="numpy.random",
             solution="Disable the augmentation that draws them in the configuration, for example "
             "with apply_spec_augment=False",
+        )
+    written = [
+        name
+        for name, parameter in clone.named_parameters()
+        if isinstance(parameter, JaxTensor) and parameter.node.version
+    ]
+    if train and written:
+        logger.warning(
+            "PyTorch's code of %s changes the parameters %s in its forward pass. The outputs and "
+            "the gradients use the new values, but the stored parameters keep the old ones",
+            type(module).__name__,
+            ", ".join(written[:5]) + (f" and {len(written) - 5} more" if written[5:] else ""),
         )
     changed = {
         name: buffer.array

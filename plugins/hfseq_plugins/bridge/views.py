@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq_plugins.bridge.gradients import with_gradient_of
+
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
@@ -33,7 +35,9 @@ def put_of(
         apply: Function that computes the view from the tensor.
     """
     name = str(func).split(".")[1]
-    if name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "detach", "alias"):
+    if name == "detach":  # PyTorch does not record writes to `x.detach()` and `x.data`
+        return lambda parent, view: with_gradient_of(parent, view)
+    if name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias"):
         if str(func) != "aten.view.dtype":
             return _reshape
     if name in ("transpose", "t", "permute", "numpy_T"):
