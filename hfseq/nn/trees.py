@@ -16,6 +16,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 Path = tuple[str, ...]
+#: A path in NNX. Elements of an `nnx.List` have numbers as names.
+NNXPath = tuple[Any, ...]
 #: A nested dict with string keys, such as parameters, a cache, or `{collection: nested dict}`.
 Params = Mapping[str, Any]
 
@@ -71,8 +73,16 @@ def to_dict(state: nnx.State) -> dict[str, Any]:
     return thaw(nnx.to_pure_dict(state))
 
 
+def nnx_paths(state: nnx.State) -> dict[Path, NNXPath]:
+    """Returns the path in NNX of each variable of a state, by its path in trees."""
+    return {tuple(map(str, path)): path for path, _ in nnx.to_flat_state(state)}
+
+
 def to_state(
-    tree: Mapping[str, Any], like: Mapping[str, Any], variable_type: type[nnx.Variable]
+    tree: Mapping[str, Any],
+    like: Mapping[str, Any],
+    variable_type: type[nnx.Variable],
+    paths: Mapping[Path, NNXPath],
 ) -> nnx.State:
     """Converts a tree to an NNX state.
 
@@ -80,6 +90,8 @@ def to_state(
         tree: The values. Leaves whose paths are not in `like` are ignored.
         like: A tree with the paths of the state.
         variable_type: The type of the variables in the state.
+        paths: The paths in NNX, from `nnx_paths`. `nnx.merge` assigns variables to a module by
+            their sorted order, in which the number 10 is after 2, but the string "10" before "2".
 
     Raises:
         ValueError: `tree` lacks leaves of `like`.
@@ -90,10 +102,7 @@ def to_state(
         names = ", ".join(sorted(map(join, missing)))
         raise ValueError(f"Some parameters are missing: {names}")
 
-    def keys(path: Path) -> tuple[int | str, ...]:
-        return tuple(int(name) if name.isdigit() else name for name in path)
-
-    flat = [(keys(path), variable_type(leaves[path])) for path in flatten(like)]
+    flat = [(paths[path], variable_type(leaves[path])) for path in flatten(like)]
     return nnx.from_flat_state(flat)
 
 

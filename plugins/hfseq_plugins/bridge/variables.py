@@ -7,6 +7,3 @@ from flax import nnx
 
 class Holder(nnx.Module):
     """Holds the parameters and submodules of a PyTorch module that no hfseq layer replaces."""
-
-    #: As in `nnx.List`, submodules with a number as name are sorted by number: 2 precedes 10.
-    _pytree__has_int_keys = True
