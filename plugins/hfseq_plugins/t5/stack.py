@@ -54,7 +54,7 @@ class Attention(nn.CachedAttention):
         self.causal, self.cross, self.rate = causal, cross, config.dropout_rate
         self.max_distance = config.relative_attention_max_distance
         width, inner = config.d_model, config.num_heads * config.d_kv
-        scale = self.initial_width(config) ** -0.5
+        scale = width**-0.5
         self.q = linear(config, width, inner, scale * config.d_kv**-0.5, rngs)
         self.k = linear(config, width, inner, scale, rngs)
         self.v = linear(config, width, inner, scale, rngs)
@@ -62,11 +62,6 @@ class Attention(nn.CachedAttention):
         init = nn.normal(config.initializer_factor * scale)
         table = (config.relative_attention_num_buckets, config.num_heads, init, rngs)
         self.relative_attention_bias = nn.Embed(*table) if biased else nnx.data(None)
-
-    @staticmethod
-    def initial_width(config: PreTrainedConfig) -> int:
-        """Returns the width that scales the initial weights, as in the Flax class of version 4."""
-        return config.num_heads * config.d_kv
 
     def __call__(
         self,
@@ -148,10 +143,8 @@ class SelfAttention(nnx.Module):
 class CrossAttention(nnx.Module):
     """Pre-norm attention to the encoder's output with residual connection."""
 
-    attention_class: ClassVar[type[Attention]] = Attention
-
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        self.EncDecAttention = self.attention_class(config, rngs, cross=True)
+        self.EncDecAttention = Attention(config, rngs, cross=True)
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
     def __call__(
@@ -213,10 +206,9 @@ class Block(nnx.Module):
     """One layer: self-attention, cross-attention (only in the decoder) and feed-forward."""
 
     attention_class: ClassVar[Callable[..., nnx.Module]] = SelfAttention
-    cross_attention_class: ClassVar[type[CrossAttention]] = CrossAttention
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, decoder: bool, biased: bool):
-        cross_attention = [self.cross_attention_class(config, rngs)] if decoder else []
+        cross_attention = [CrossAttention(config, rngs)] if decoder else []
         self_attention = self.attention_class(config, rngs, causal=decoder, biased=biased)
         self.layer = nnx.List([self_attention, *cross_attention, FeedForward(config, rngs)])
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import PreTrainedConfig, UMT5Config
+from transformers import UMT5Config
 
 from hfseq import nn
 from hfseq.nn import Keys
@@ -27,16 +27,7 @@ RULES = [
 ]
 
 
-class Attention(stack.Attention):
-    """Attention with the initial weights of PyTorch's class."""
-
-    @staticmethod
-    def initial_width(config: PreTrainedConfig) -> int:
-        """Returns the width that scales the initial weights."""
-        return config.d_model
-
-
-class BiasedAttention(Attention):
+class BiasedAttention(stack.Attention):
     """Self-attention that computes the position bias from its own embeddings."""
 
     def __call__(
@@ -58,17 +49,10 @@ class SelfAttention(stack.SelfAttention):
     attention_class = BiasedAttention
 
 
-class CrossAttention(stack.CrossAttention):
-    """Pre-norm attention to the encoder's output with residual connection."""
-
-    attention_class = Attention
-
-
 class Block(stack.Block):
     """One layer: self-attention, cross-attention (only in the decoder) and feed-forward."""
 
     attention_class = SelfAttention
-    cross_attention_class = CrossAttention
 
 
 class Stack(stack.Stack):
