@@ -441,7 +441,7 @@ def generation(case: Case) -> None:
             inputs["attention_mask"] = (np.arange(LENGTH) < len(known)).astype(np.int32)[None]
             # generate() counts positions from 0. Without position_ids, RoBERTa would start after
             # the position of padding.
-            if case.model.accepts("position_ids"):
+            if case.model.has_input("position_ids") and case.model.accepts("position_ids"):
                 inputs["position_ids"] = np.arange(LENGTH, dtype=np.int32)[None]
             logits = np.array(case.forward(case.model.params, inputs)["logits"])
             logits[..., ends] = -np.inf
