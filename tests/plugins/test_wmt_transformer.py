@@ -166,6 +166,15 @@ VARIANTS = {
 }
 
 
+#: A new Pegasus model has other values than the variant allows.
+NEW_PEGASUS = {
+    "learned": ("torch_initialization", "its positions are sinusoidal"),
+    "post, learned": ("torch_initialization", "its positions are sinusoidal"),
+    "unshared": ("torch_files", "without tied weights, its head is separate too"),
+    "untied": ("torch_files", "without tied weights, its embeddings are separate too"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_battery_of_variants(name):
@@ -176,7 +185,8 @@ def test_battery_of_variants(name):
         "wmt_transformer",
         wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
         heads=["ForSeq2SeqLM"],
-        skip={c.__name__: "a variant" for c in checks if c.__name__ not in selected_checks},
+        skip={c.__name__: "a variant" for c in checks if c.__name__ not in selected_checks}
+        | dict([NEW_PEGASUS[name]] if name in NEW_PEGASUS else []),
     )
 
 
