@@ -193,7 +193,7 @@ def test_models_are_sharded_over_any_mesh(folder, axis_type, shape, names):
         ids = jax.device_put(IDS, NamedSharding(complete, PartitionSpec(rows)))
         step = jax.jit(lambda params, ids, model=model: model(ids, params=params).logits)
         np.testing.assert_allclose(step(model.params, ids), expected, atol=1e-5)
-    np.testing.assert_allclose(loaded(IDS).logits, expected, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(loaded)(IDS).logits, expected, atol=1e-5)
     ids = jax.device_put(IDS, NamedSharding(mesh, PartitionSpec(rows)))
     np.testing.assert_allclose(loaded(ids).logits, expected, atol=1e-5)
 
