@@ -111,7 +111,7 @@ def test_different_copies_are_separate_parameters(name, tmp_path, caplog):
     model.save_pretrained(tmp_path / "saved")
     assert close(torch_logits(class_name, tmp_path / "saved", inputs), expected, 1e-4)
     again = getattr(hfseq, f"Flax{class_name}").from_pretrained(tmp_path / "saved")
-    assert close(jax.jit(again)(**inputs)[0], expected, 1e-4)
+    assert models.trees_equal(again.params, model.params)
 
 
 TABLES = {
@@ -149,7 +149,7 @@ def test_t5_reads_the_tables_that_pytorch_reads(tables, scaled, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     assert close(torch_logits(class_name, tmp_path / "saved", PAIRS), expected, 1e-4)
     again = hfseq.FlaxT5ForConditionalGeneration.from_pretrained(tmp_path / "saved")
-    assert close(jax.jit(again)(**PAIRS)[0], expected, 1e-4)
+    assert models.trees_equal(again.params, model.params)
 
 
 @pytest.fixture

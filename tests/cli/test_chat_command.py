@@ -89,12 +89,15 @@ def test_standard_input_is_read_without_prompts(folder, turns, capsys, monkeypat
 def test_lines_are_typed_until_the_end(folder, typed, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     first, second = replies(folder, "who reads?", "blåbær")
-    for last in (EOFError, KeyboardInterrupt, "/exit"):
-        prompts = typed("who reads?", " ", "blåbær", "/clear", "who reads?", last, "never")
+    prompts = typed("who reads?", " ", "blåbær", "/clear", "who reads?", EOFError, "never")
+    assert run(folder) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{first}\n{second}\n{first}\n" and "/clear " in captured.err
+    assert prompts == ["> "] * 6
+    for last in (KeyboardInterrupt, "/exit"):
+        prompts = typed(last, "never")
         assert run(folder) == 0
-        captured = capsys.readouterr()
-        assert captured.out == f"{first}\n{second}\n{first}\n" and "/clear " in captured.err
-        assert prompts == ["> "] * 6
+        assert capsys.readouterr().out == "" and prompts == ["> "]
 
 
 def test_ctrl_c_stops_the_answer_but_not_the_chat(folder, typed, capsys, monkeypatch):
@@ -131,7 +134,7 @@ def test_too_long_typed_input_fails_only_its_turn(folder, typed, tmp_path, capsy
 
 
 def test_dropped_turns_are_mentioned_once(folder, tmp_path, capsys):
-    (tmp_path / "many.txt").write_text("read the law\n" * 20)
+    (tmp_path / "many.txt").write_text(f"{'read the law ' * 10}\n" * 5)
     assert run(folder, "--input_file", str(tmp_path / "many.txt")) == 0
     assert capsys.readouterr().err.count("its oldest messages are ignored") == 1
 

@@ -92,7 +92,8 @@ def test_safetensors_msgpack_roundtrip_is_bit_exact(saved, family, tmp_path, cap
     assert (back / "README.md").exists() and not (back / "notes.log").exists()
 
 
-@pytest.mark.parametrize("family", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "t5"])
 def test_roundtrip_output_matches_in_pytorch(saved, family, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers.models.auto import modeling_auto

@@ -52,14 +52,15 @@ def class_without_head(base_class: Any) -> Any:
 _SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 40,
     "initializer_range": 0.3,
     **TOKENS,
 }
 _BERT = {**_SIZES, "max_position_embeddings": 66, "is_decoder": True}
-#: The configuration of each family with its options, and PyTorch's class.
+#: The configuration of each family with its options, and PyTorch's class. Models have one layer,
+#: except those that are compared with PyTorch, which have two.
 CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": (
         "LlamaConfig",
@@ -68,7 +69,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "gpt2": (
         "GPT2Config",
-        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
         | {"initializer_range": 0.3, **TOKENS},
         "GPT2LMHeadModel",
     ),
@@ -76,7 +77,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "roberta": ("RobertaConfig", _BERT, "RobertaForCausalLM"),
     "t5": (
         "T5Config",
-        {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+        {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 1, "num_heads": 4}
         | {"initializer_factor": 3.0, "decoder_start_token_id": PAD}
         | {"pad_token_id": PAD, "eos_token_id": EOS},
         "T5ForConditionalGeneration",
@@ -84,7 +85,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bart": (
         "BartConfig",
         {"vocab_size": VOCAB, "d_model": 32, "init_std": 0.3, "max_position_embeddings": 64}
-        | {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+        | {f"{side}_layers": 1 for side in ("encoder", "decoder")}
         | {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
         | {f"{side}_ffn_dim": 40 for side in ("encoder", "decoder")}
         | {"decoder_start_token_id": EOS, "forced_eos_token_id": EOS, **TOKENS},
@@ -93,11 +94,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def config(family: str) -> Any:
+def config(family: str, layers: int = 1) -> Any:
     import transformers
 
     name, options, _ = CONFIGS[family]
-    return getattr(transformers, name)(**options)
+    counts = {key: layers for key in options if key.endswith(("layer", "layers"))}
+    return getattr(transformers, name)(**options | counts)
 
 
 def flax_class(family: str) -> Any:
@@ -121,7 +123,7 @@ def model_pair(family: str) -> tuple[Any, Any]:
     import torch
 
     torch.manual_seed(7)
-    theirs = torch_class(family)(config(family)).eval()
+    theirs = torch_class(family)(config(family, layers=2)).eval()
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         ours = flax_class(family).from_pretrained(folder)

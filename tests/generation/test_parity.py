@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,12 @@ def _gap(row: int, result: np.ndarray, target: np.ndarray, mine: Any, expected: 
 
 
 @pytest.mark.parametrize(
-    "name",
-    first(CONFIGURATIONS, "greedy, penalties", "beams, early"),
-)
-@pytest.mark.parametrize(
-    "family",
-    first((*families.DECODERS, *families.PAIRS), "roberta", "t5"),
+    ("family", "name"),
+    first(
+        itertools.product((*families.DECODERS, *families.PAIRS), CONFIGURATIONS),
+        ("roberta", "greedy, penalties"),
+        ("t5", "beams, early"),
+    ),
 )
 def test_tokens_are_pytorchs(family, name):
     ids = families.prompts(8, 6, seed=len(name))

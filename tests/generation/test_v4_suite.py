@@ -64,10 +64,8 @@ def test_generate_equals_its_jitted_self_and_fills_max_length(family, options):
     assert np.array_equal(jax.jit(model.generate)(tokens).sequences, result)
 
 
-@pytest.mark.parametrize(
-    "family",
-    first(MODELS, "t5"),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MODELS)
 def test_a_mask_may_hide_the_first_token(family):
     model, _ = configured(family, {})
     tokens = jnp.asarray(ids(2, 7))

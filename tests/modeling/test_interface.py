@@ -76,16 +76,15 @@ def test_a_misspelled_import_suggests_the_right_name():
         from hfseq import FlaxBertForMaskLM  # noqa: F401
 
 
-@pytest.mark.parametrize(
-    "clone", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
-)
 @pytest.mark.parametrize("options", [{}, {"dtype": jnp.bfloat16, "scan_layers": True}])
-def test_copies_and_pickles_compute_the_same(clone, options):
+def test_copies_and_pickles_compute_the_same(options):
     original = hfseq.FlaxRobertaForMaskedLM(models.roberta_config(), **options)
-    duplicate = clone(original)
-    assert np.array_equal(duplicate(IDS).logits, original(IDS).logits)
-    duplicate.params = jax.tree.map(jnp.zeros_like, duplicate.params)
-    assert np.asarray(original(IDS).logits, np.float32).any()
+    expected = original(IDS).logits
+    for clone in (copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        duplicate = clone(original)
+        assert np.array_equal(duplicate(IDS).logits, expected)
+        duplicate.params = jax.tree.map(jnp.zeros_like, duplicate.params)
+        assert np.array_equal(original(IDS).logits, expected)
 
 
 def test_models_are_pytrees(model):
@@ -193,7 +192,7 @@ def test_models_are_sharded_over_any_mesh(folder, axis_type, shape, names):
         ids = jax.device_put(IDS, NamedSharding(complete, PartitionSpec(rows)))
         step = jax.jit(lambda params, ids, model=model: model(ids, params=params).logits)
         np.testing.assert_allclose(step(model.params, ids), expected, atol=1e-5)
-    np.testing.assert_allclose(loaded(IDS).logits, expected, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(loaded)(IDS).logits, expected, atol=1e-5)
     ids = jax.device_put(IDS, NamedSharding(mesh, PartitionSpec(rows)))
     np.testing.assert_allclose(loaded(ids).logits, expected, atol=1e-5)
 

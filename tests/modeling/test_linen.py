@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 
@@ -20,12 +22,13 @@ def test_every_model_class_has_a_module_class():
 
 def test_init_and_apply_match_the_model():
     module = modeling.FlaxBertForMaskedLMModule(bert_config())
-    variables = module.init({"params": jax.random.key(0)}, ids())
+    variables = jax.jit(module.init)({"params": jax.random.key(0)}, ids())
     model = FlaxBertForMaskedLM(bert_config(), _do_init=False)
     assert trees.flatten(variables["params"]).keys() == model.required_params
-    expected = model(ids(), params=variables["params"]).logits
-    assert close(module.apply(variables, ids()).logits, expected, 0)
-    noisy = module.apply(variables, ids(), deterministic=False, rngs={"dropout": jax.random.key(1)})
+    expected = jax.jit(model)(ids(), params=variables["params"]).logits
+    assert close(jax.jit(module.apply)(variables, ids()).logits, expected, 0)
+    apply_noisy = jax.jit(functools.partial(module.apply, deterministic=False))
+    noisy = apply_noisy(variables, ids(), rngs={"dropout": jax.random.key(1)})
     assert not close(noisy.logits, expected, 1e-6)
 
 

@@ -164,7 +164,7 @@ def test_each_step_equals_the_step_of_peft(tmp_path):
         parameter.requires_grad_(True)
     optimizer, labels = torch.optim.SGD(parameters, lr=0.3), torch.from_numpy(input_ids).long()
     adapter = first = adapter_of(tmp_path / "0")
-    for step in range(1, 4):
+    for step in (1, 2):
         updated = jax.tree.map(lambda leaf, slope: leaf - 0.3 * slope, adapter, gradient(adapter))
         optimizer.zero_grad()
         peft(input_ids=labels, labels=labels).loss.backward()
@@ -179,11 +179,12 @@ def test_each_step_equals_the_step_of_peft(tmp_path):
 def test_adapters_share_the_base_parameters(tmp_path):
     auto_class, inputs = base("gpt2", tmp_path / "base")
     plain, adapted = auto_class.from_pretrained(tmp_path / "base"), []
+    expected = compiled(plain, inputs)
     for seed, rank in enumerate((2, 3)):
         config = LoraConfig(rank, lora_alpha=8, target_modules=["c_attn", "c_fc"])
         model = auto_class.from_pretrained(tmp_path / "base", peft_config=config, seed=seed)
         # adapters begin at zero
-        close(jax.jit(model)(**inputs).logits, jax.jit(plain)(**inputs).logits, 0)
+        close(compiled(model, inputs), expected, 0)
         shaken = {
             path: leaf + 0.1 * (path in model.trainable_paths)
             for path, leaf in trees.flatten(model.params).items()
@@ -198,10 +199,6 @@ def test_adapters_share_the_base_parameters(tmp_path):
             model.params["transformer"]["wte"][k] is leaf
             for k, leaf in plain.params["transformer"]["wte"].items()
         )
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    tokens = second.generate(inputs["input_ids"], **options).sequences
-    expected = adapted[1].merge_adapter().generate(inputs["input_ids"], **options).sequences
-    assert np.array_equal(tokens, expected)
     with pytest.raises(CheckpointError, match="is not an adapter"):
         plain.load_adapter(tmp_path / "base")
 

@@ -123,5 +123,6 @@ def test_blocks_on_cpus_pad_few_rows():
         shapes.append(rows.shape)
         return rows
 
-    nn.mix_experts(jnp.zeros((512, 4)), jnp.asarray(index), jnp.ones((512, 1)), 16, compute)
+    inputs = jnp.zeros((512, 4)), jnp.asarray(index), jnp.ones((512, 1))
+    jax.eval_shape(lambda *arrays: nn.mix_experts(*arrays, 16, compute), *inputs)
     assert shapes == [(80 * 8, 4)]

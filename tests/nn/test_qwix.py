@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import jax
@@ -33,6 +34,7 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+@functools.cache
 def model(precision):
     from transformers import GPT2Config
 

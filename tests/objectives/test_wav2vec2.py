@@ -60,17 +60,16 @@ def test_another_frame_with_the_same_code_is_not_a_wrong_answer():
     codes = states.at[0, 1].set(states[0, 0])
     hidden = jnp.asarray([[True, True, True, False]])
     negatives = jnp.asarray([[[1], [2], [0], [0]]])
-    total, right = contrastive_loss(states, codes, negatives, hidden, 0.1)
+    loss = jax.jit(
+        lambda states, codes, hidden: contrastive_loss(states, codes, negatives, hidden, 0.1)
+    )
+    total, right = loss(states, codes, hidden)
     # Frame 0 has no negatives, so it has no loss and does not count as correct.
-    _, remainder = contrastive_loss(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
+    _, remainder = loss(states, codes, hidden.at[0, 0].set(False))
     assert right == remainder
-    only = contrastive_loss(
-        states, codes, negatives, jnp.asarray([[True, False, False, False]]), 0.1
-    )
+    only = loss(states, codes, jnp.asarray([[True, False, False, False]]))
     assert float(only[0]) == 0 and int(only[1]) == 0 and total > 0
-    empty = jax.grad(lambda x: contrastive_loss(x, 0 * codes, negatives, hidden, 0.1)[0])(
-        0 * states
-    )
+    empty = jax.jit(jax.grad(lambda x: loss(x, 0 * codes, hidden)[0]))(0 * states)
     assert np.isfinite(empty).all()
 
 

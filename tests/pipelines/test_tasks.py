@@ -244,7 +244,7 @@ def test_an_adapter_does_the_work(folder, tmp_path):
     logits = auto.from_pretrained(tmp_path / "adapter")
     (actual,) = output(TEXTS[0], function_to_apply="none")
     ids = output.tokenizer(TEXTS[0], return_tensors="np")
-    expected = logits(ids["input_ids"], ids["attention_mask"]).logits[0]
+    expected = jax.jit(logits)(ids["input_ids"], ids["attention_mask"]).logits[0]
     assert actual["score"] == pytest.approx(float(expected.max()), rel=1e-4)
     plain = hfseq.pipeline("text-classification", str(base))(TEXTS[0], function_to_apply="none")
     assert abs(plain[0]["score"] - actual["score"]) > 1e-3

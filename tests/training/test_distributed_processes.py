@@ -139,10 +139,12 @@ def test_two_processes_match_one_and_only_the_first_writes(flags, train, tmp_pat
     single, two = (results(tmp_path / name)["eval_loss"] for name in ("one", "two"))
     assert single == pytest.approx(two, abs=1e-5)
     assert "Step... (4 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
-    # Checkpoints can be restored by any number of processes: one resumes a run of two.
-    changes = {"max_steps": 5, "mesh": "data=1", "do_train": True}
-    resumed = train("two", devices=1, **options | changes)
-    assert resumed.start_step == 4 and resumed.progress.step == 5
+    # One process restores the checkpoint of two. The run is complete and only exports it again.
+    exported = load_file(tmp_path / "two" / "model.safetensors")
+    restored = train("two", devices=1, **options | {"mesh": "data=1", "do_train": True})
+    assert restored.start_step == restored.progress.step == 4
+    again = load_file(tmp_path / "two" / "model.safetensors")
+    assert all(np.array_equal(again[name], value) for name, value in exported.items())
 
 
 @pytest.mark.slow

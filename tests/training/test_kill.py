@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import stored_runs
+from tests.support.environment import FLAGS
 from tests.support.models import trees_equal
 from tests.training.conftest import losses
 
@@ -127,14 +128,15 @@ def without_text(name: str) -> dict[str, Any]:
 
 
 def test_one_kill_does_not_change_the_result(flags, train, tmp_path):
-    options = {"max_steps": 18, "save_steps": 5, "eval_strategy": "no"}
-    uninterrupted = train("whole", **options)
-    run = start(flags("killed", **options), "run_mlm_flax.py", os.environ["XLA_FLAGS"])
+    options = {"max_steps": 18, "save_steps": 5, "do_train": True}
+    uninterrupted = train("whole", devices=2, **options)
+    xla_flags = ["--xla_force_host_platform_device_count=2", *FLAGS[1:]]
+    run = start(flags("killed", **options), "run_mlm_flax.py", " ".join(xla_flags))
     log_of(run, tmp_path / "killed", 7)
     run.kill()
     output, _ = run.communicate(timeout=60)
     assert run.returncode == -signal.SIGKILL, output
-    resumed = train("killed", **options)
+    resumed = train("killed", devices=2, **options)
     assert 5 <= resumed.start_step < 18
     assert trees_equal(resumed.state.params, uninterrupted.state.params)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")

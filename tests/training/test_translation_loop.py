@@ -82,7 +82,7 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
         1,
         "translation",
         **OPTIONS,
-        eval_steps=3,
+        eval_steps=6,
         predict_with_generate=True,
         test_file=corpus / "valid-pairs.jsonl",
         do_train=True,

@@ -194,7 +194,8 @@ def test_odd_lengths_reach_the_kernel_as_even_ones(monkeypatch, causal, lengths)
             out = attention(AttentionCall(*arrays, visible, 1.0))
             return jnp.square(out).sum(), out
 
-        (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+        value_and_grad = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+        (_, out), gradients = value_and_grad(*arrays)
         return [out, *gradients]
 
     ours, expected = results(cudnn.cudnn_attention), results(explicit_attention)

@@ -132,6 +132,25 @@ def results_with_bias(bias, attend, inputs, visible, rate, bits, mesh=None) -> l
     return [np.asarray(leaf) for leaf in output_and_gradients(bias, parts, cotangent)]
 
 
+@functools.cache
+def flash_results(hidden: str, band: str, kv_heads: int, rate: float) -> list[np.ndarray]:
+    visible = Visibility(**HIDDEN[hidden], **BANDS[band])
+    return results(attend_flash, arrays(kv_heads), visible, rate, make_bits())
+
+
+def bias_case(bias_rows: int, hidden: str, band: str, rate: float) -> tuple[jax.Array, tuple]:
+    """A bias and the other arguments of `results_with_bias`."""
+    bias = jax.random.normal(jax.random.key(8), (bias_rows, HEADS, LENGTH, LENGTH))
+    visible = Visibility(**HIDDEN[hidden], **BANDS[band])
+    return bias, (arrays(2), visible, rate, make_bits() if rate else None)
+
+
+@functools.cache
+def flash_with_bias(bias_rows: int, hidden: str, band: str, rate: float) -> list[np.ndarray]:
+    bias, arguments = bias_case(bias_rows, hidden, band, rate)
+    return results_with_bias(bias, attend_flash, *arguments)
+
+
 def assert_close(ours, theirs, forward: float, backward: float) -> None:
     tolerances = [forward, *[backward] * (len(ours) - 1)]
     for mine, other, tolerance in zip(ours, theirs, tolerances, strict=True):
@@ -145,10 +164,8 @@ def assert_close(ours, theirs, forward: float, backward: float) -> None:
 )
 def test_output_and_gradients_equal_dense_attention(hidden, band, kv_heads, rate):
     visible = Visibility(**HIDDEN[hidden], **BANDS[band])
-    inputs, bits = arrays(kv_heads), make_bits()
-    ours = results(attend_flash, inputs, visible, rate, bits)
-    theirs = results(attend_dense, inputs, visible, rate, bits)
-    assert_close(ours, theirs, 1e-5, 1e-5)
+    theirs = results(attend_dense, arrays(kv_heads), visible, rate, make_bits())
+    assert_close(flash_results(hidden, band, kv_heads, rate), theirs, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +193,9 @@ def test_half_types_differ_only_by_rounding(dtype, width):
     ],
 )
 def test_a_bias_is_added_and_has_a_gradient(bias_rows, hidden, band, rate):
-    visible, inputs = Visibility(**HIDDEN[hidden], **BANDS[band]), arrays(2)
-    bias = jax.random.normal(jax.random.key(8), (bias_rows, HEADS, LENGTH, LENGTH))
-    arguments = inputs, visible, rate, make_bits() if rate else None
-    ours = results_with_bias(bias, attend_flash, *arguments)
-    assert_close(ours, results_with_bias(bias, attend_dense, *arguments), 1e-5, 1e-5)
+    bias, arguments = bias_case(bias_rows, hidden, band, rate)
+    theirs = results_with_bias(bias, attend_dense, *arguments)
+    assert_close(flash_with_bias(bias_rows, hidden, band, rate), theirs, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("band", ["causal", pytest.param("both sides", marks=pytest.mark.slow)])
@@ -250,7 +265,7 @@ def test_a_mesh_splits_rows_and_heads_without_changing_results(kv_heads):
     )
     visible, bits = Visibility(query_segments=PACKED, causal=True), make_bits()
     inputs = arrays(kv_heads)
-    expected = results(attend_flash, inputs, visible, 0.1, bits)
+    expected = flash_results("packed", "causal", kv_heads, 0.1)
     over = {1: PartitionSpec("data"), 2: PartitionSpec("data", None, "tensor")}[kv_heads]
     sharded_inputs = [
         jax.device_put(
@@ -279,11 +294,10 @@ def test_over_a_mesh_the_gradient_of_a_bias_sums_all_rows(bias_rows):
     mesh = jax.make_mesh(
         (2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
     )
-    bias = jax.random.normal(jax.random.key(8), (bias_rows, HEADS, LENGTH, LENGTH))
-    arguments = arrays(2), Visibility(key_segments=PADDED), 0.1, make_bits()
-    expected = results_with_bias(bias, attend_flash, *arguments)
+    case = bias_rows, "padding", "full", 0.1
+    bias, arguments = bias_case(*case)
     sharded = results_with_bias(bias, attend_flash, *arguments, mesh=mesh)
-    assert_close(sharded, expected, 1e-6, 1e-6)
+    assert_close(sharded, flash_with_bias(*case), 1e-6, 1e-6)
 
 
 SUPPORTED = AttentionSpec(
