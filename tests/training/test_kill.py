@@ -16,7 +16,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import stored_runs
-from tests.support.environment import FLAGS
 from tests.support.models import trees_equal
 from tests.training.conftest import losses
 
@@ -130,8 +129,8 @@ def without_text(name: str) -> dict[str, Any]:
 def test_one_kill_does_not_change_the_result(flags, train, tmp_path):
     options = {"max_steps": 18, "save_steps": 5, "do_train": True}
     uninterrupted = train("whole", devices=2, **options)
-    xla_flags = ["--xla_force_host_platform_device_count=2", *FLAGS[1:]]
-    run = start(flags("killed", **options), "run_mlm_flax.py", " ".join(xla_flags))
+    xla_flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
+    run = start(flags("killed", **options), "run_mlm_flax.py", xla_flags)
     log_of(run, tmp_path / "killed", 7)
     run.kill()
     output, _ = run.communicate(timeout=60)
