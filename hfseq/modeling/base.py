@@ -77,8 +77,8 @@ TORCH_METHODS = {
 #: Attributes that are computed from the other attributes. Pickles and deep copies leave them out,
 #: and they are computed again when a model is restored.
 DERIVED_STATE = (
-    *("_graph", "_abstract", "_paths", "_extra_types", "_nnx_paths", "_stacked", "_accepted"),
-    *("_has_dropout", "_generation_programs", "_encoder"),
+    *("_graph", "_abstract", "_paths", "_param_paths", "_extra_types", "_extra_paths"),
+    *("_stacked", "_accepted", "_has_dropout", "_generation_programs", "_encoder"),
 )
 
 
@@ -216,7 +216,12 @@ class FlaxModel(FlaxGenerationMixin):
         self._abstract = trees.to_dict(params)
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
-        self._nnx_paths = trees.nnx_paths(params) | trees.nnx_paths(extra)
+        paths = trees.nnx_paths(extra)
+        self._extra_paths = {
+            name: {path: paths[path] for path in trees.flatten(shapes)}
+            for name, (_, shapes) in self._extra_types.items()
+        }
+        self._param_paths = trees.nnx_paths(params)
         self._stacked = stacked_paths(module)
         self._accepted = {
             name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
@@ -383,7 +388,7 @@ class FlaxModel(FlaxGenerationMixin):
         own_params, extra = self.split_collections(self.params if params is None else params)
         return nnx.merge(
             self._graph,
-            trees.to_state(own_params, self._abstract, nnx.Param, self._nnx_paths),
+            trees.to_state(own_params, self._param_paths, nnx.Param),
             *self._extra_states(self.extra if extra is None else extra),
         )
 
@@ -808,7 +813,7 @@ class FlaxModel(FlaxGenerationMixin):
             )
         module = nnx.merge(
             self._graph,
-            trees.to_state(module_params, self._abstract, nnx.Param, self._nnx_paths),
+            trees.to_state(module_params, self._param_paths, nnx.Param),
             *self._extra_states(extra),
         )
         if past_key_values:
@@ -1004,8 +1009,8 @@ class FlaxModel(FlaxGenerationMixin):
     def _extra_states(self, extra: Mapping[str, Any]) -> list[NNXState]:
         """Returns the collections as NNX states."""
         return [
-            trees.to_state(self._require_extra(extra)[name], shapes, variable_type, self._nnx_paths)
-            for name, (variable_type, shapes) in self._extra_types.items()
+            trees.to_state(self._require_extra(extra)[name], self._extra_paths[name], variable_type)
+            for name, (variable_type, _) in self._extra_types.items()
         ]
 
 

@@ -79,31 +79,28 @@ def nnx_paths(state: nnx.State) -> dict[Path, NNXPath]:
 
 
 def to_state(
-    tree: Mapping[str, Any],
-    like: Mapping[str, Any],
-    variable_type: type[nnx.Variable],
-    paths: Mapping[Path, NNXPath],
+    tree: Mapping[str, Any], paths: Mapping[Path, NNXPath], variable_type: type[nnx.Variable]
 ) -> nnx.State:
     """Converts a tree to an NNX state.
 
     Args:
-        tree: The values. Leaves whose paths are not in `like` are ignored.
-        like: A tree with the paths of the state.
-        variable_type: The type of the variables in the state.
+        tree: The values. Leaves whose paths are not in `paths` are ignored.
         paths: The paths in NNX, from `nnx_paths`. `nnx.merge` assigns variables to a module by
             their sorted order, in which the number 10 is after 2, but the string "10" before "2".
+        variable_type: The type of the variables in the state.
 
     Raises:
-        ValueError: `tree` lacks leaves of `like`.
+        ValueError: `tree` lacks leaves of `paths`.
     """
     leaves = flatten(tree)
-    missing = [path for path in flatten(like) if path not in leaves]
+    missing = [path for path in paths if path not in leaves]
     if missing:
         names = ", ".join(sorted(map(join, missing)))
         raise ValueError(f"Some parameters are missing: {names}")
 
-    flat = [(paths[path], variable_type(leaves[path])) for path in flatten(like)]
-    return nnx.from_flat_state(flat)
+    return nnx.from_flat_state(
+        [(nnx_path, variable_type(leaves[path])) for path, nnx_path in paths.items()]
+    )
 
 
 def collections(state: nnx.State) -> dict[str, tuple[type[nnx.Variable], dict[str, Any]]]:

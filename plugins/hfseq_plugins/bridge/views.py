@@ -36,7 +36,7 @@ def put_of(
     """
     name = str(func).split(".")[1]
     if name == "detach":  # PyTorch does not record writes to `x.detach()` and `x.data`
-        return lambda parent, view: with_gradient_of(parent, view)
+        return with_gradient_of
     if name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias"):
         if str(func) != "aten.view.dtype":
             return _reshape
