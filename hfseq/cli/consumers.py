@@ -38,6 +38,15 @@ def _stored(folder: str, name: str = "config.json") -> dict[str, Any]:
     return content
 
 
+def _attention(model_class: Any) -> str:
+    """Returns the attention implementation to compare with.
+
+    Falcon's eager attention in Transformers 5.24 adds the biases of ALiBi twice.
+    """
+    config_class = getattr(model_class, "config_class", None)
+    return "sdpa" if getattr(config_class, "model_type", None) == "falcon" else "eager"
+
+
 def _torch_model(folder: str, **options: Any) -> Any:
     """Loads the PyTorch model. A parameter that is missing in the file is an error."""
     import transformers
@@ -49,7 +58,7 @@ def _torch_model(folder: str, **options: Any) -> Any:
             f"transformers {transformers.__version__} has no class {config['architectures'][0]}"
         )
     model, loading_info = model_class.from_pretrained(
-        folder, output_loading_info=True, attn_implementation="eager", **options
+        folder, output_loading_info=True, attn_implementation=_attention(model_class), **options
     )
     buffers = dict(model.named_buffers())  # computed if missing, for example rotary embeddings
     missing = sorted(set(loading_info["missing_keys"]) - buffers.keys())
@@ -95,7 +104,7 @@ def peft(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
     base = _stored(folder, "adapter_config.json")["base_model_name_or_path"]
     model_class = getattr(transformers, os.environ["HFSEQ_PROVE_CLASS"])
-    model = model_class.from_pretrained(base, attn_implementation="eager")
+    model = model_class.from_pretrained(base, attn_implementation=_attention(model_class))
     return _run_torch(PeftModel.from_pretrained(model, folder).eval(), inputs, name)
 
 

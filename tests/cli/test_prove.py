@@ -56,6 +56,15 @@ def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
 
 
 @pytest.mark.slow
+def test_falcon_with_alibi_is_not_compared_with_eager_attention(tmp_path, capfd):
+    changes = {"new_decoder_architecture": False, "parallel_attn": False, "num_kv_heads": 4}
+    config = models.falcon_config(**changes, multi_query=False, alibi=True)
+    hfseq.FlaxFalconForCausalLM(config, seed=1).save_pretrained(tmp_path)
+    code, report = told(capfd, tmp_path, "--only", "torch")
+    assert code == 0 and report["consumers"][0]["difference"] < 1e-5
+
+
+@pytest.mark.slow
 def test_accelerate_opens_sharded_weights(bert, tmp_path, capfd):
     pytest.importorskip("accelerate")
     np.savez(bert / "inputs.npz", **{"output:logits": np.zeros(1)})
