@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,9 +107,14 @@ def test_last_push_is_abandoned_without_traffic(
     assert not [record for record in caplog.records if record.name.startswith("hfseq")]
 
 
-def test_a_slow_large_upload_is_not_cut(hub: FakeHub, folder: Path) -> None:
+def test_a_slow_large_upload_is_not_cut(
+    hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "model.safetensors").write_bytes(os.urandom(3_000_000))
     slow = hub.fail("PUT", "/lfs-upload/", action="slow", seconds=0.04)
+    # On a busy machine, real pauses can be of any length. Here, each of 30 pieces takes 50 ms.
+    clock = SimpleNamespace(monotonic=lambda: 0.05 * slow.pieces)
+    monkeypatch.setattr(network, "time", clock)
     pusher = BackgroundPusher(folder, "user/m")
     pusher.push("last")
     assert pusher.finish(timeout=0.6) is None and slow.met.is_set()

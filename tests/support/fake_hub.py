@@ -42,6 +42,7 @@ class Fault:
             - "drip": like "hang", but send a byte every ``seconds``.
             - "slow": read the request in pieces of 100 kB with pauses of ``seconds``.
         met: Set when the fault occurs.
+        pieces: Number of pieces that "slow" has read.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Fault:
     error: str = "injected fault"
     seconds: float = 0.0
     met: threading.Event = field(default_factory=threading.Event)
+    pieces: int = 0
 
 
 class FakeHub:
@@ -158,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.read(length // 2)
             return self.hang_up()
         if fault and fault.action == "slow":
-            self.body = self.read_slowly(length, fault.seconds)
+            self.body = self.read_slowly(length, fault)
         else:
             self.body = self.read_chunks() if self.chunked else self.rfile.read(length)
         try:
@@ -186,11 +188,12 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def read_slowly(self, length: int, seconds: float) -> bytes:
+    def read_slowly(self, length: int, fault: Fault) -> bytes:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
         body = b""
-        while len(body) < length and not self.hub.release.wait(seconds):
+        while len(body) < length and not self.hub.release.wait(fault.seconds):
             body += self.rfile.read(min(100_000, length - len(body)))
+            fault.pieces += 1
         return body
 
     def hang(self, seconds: float | None) -> None:
