@@ -25,6 +25,8 @@ OTHERS = {
     "regnet": "it has no attention",
     "resnet": "it has no attention",
     ("bloom", "pieces"): "its bias is not cut into pieces",
+    ("deberta-v2", "pieces"): "its bias differs between rows",
+    ("wavlm", "pieces"): "its bias differs between rows",
     ("mistral", "direct"): "it has windows",
 }
 CASES = [(name, variant) for variant in ("direct", "pieces") for name in NAMES]
