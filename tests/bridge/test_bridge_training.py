@@ -85,13 +85,19 @@ def test_dropout_does_not_depend_on_the_number_of_devices(train):
 
 
 def check_torch(uninterrupted, inputs):
-    """Asserts that PyTorch opens the output directory of a run and computes the same logits."""
+    """Asserts that PyTorch opens the output directory of a run and computes the same logits.
+
+    The reference is float64. The logits may differ from it by four times PyTorch's float32 error.
+    """
     auto_class = getattr(transformers, transformers_name(uninterrupted))
     reference = auto_class.from_pretrained(uninterrupted.folder).eval()
+    tensors = {n: torch.from_numpy(x) for n, x in inputs.items()}
     with torch.no_grad():
-        expected = reference(**{n: torch.from_numpy(x) for n, x in inputs.items()}).logits
+        rounded = reference(**tensors).logits.numpy()
+        exact = reference.double()(**{n: x.double() for n, x in tensors.items()}).logits.numpy()
     model = type(uninterrupted.run.model).from_pretrained(uninterrupted.folder)
-    np.testing.assert_allclose(model(**inputs).logits, expected.numpy(), atol=3e-5)
+    tolerance = max(1e-5, 4 * np.abs(rounded - exact).max())
+    np.testing.assert_allclose(model(**inputs).logits, exact, rtol=0, atol=tolerance)
 
 
 def transformers_name(uninterrupted):
@@ -131,6 +137,7 @@ def test_bridged_image_classifier_trains_resumes_and_opens_in_torch(model_type, 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # PyTorch
 @pytest.mark.parametrize("model_type", ["hubert", "wavlm"])
 def test_bridged_speech_model_trains_resumes_and_opens_in_torch(model_type, tmp_path):
     pytest.importorskip("soundfile")

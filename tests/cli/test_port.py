@@ -90,9 +90,12 @@ def test_the_first_module_that_differs_is_named_with_its_line(correct, wrong, mo
     assert difference is not None and difference.module == module
     assert difference.location is not None and difference.port_location is not None
     assert Path(difference.location.path).name == "modeling_llama.py"
-    assert any(line in text for text in difference.location.source)
+    location = difference.location
+    lines = Path(location.path).read_text().splitlines()[location.first - 1 : location.last]
+    assert any(line in text for text in lines) and lines[0] == location.source[0]
     assert Path(difference.port_location.path).name == "llama.py"
     report = str(difference)
+    assert not difference.message or wrong in difference.port_location.source[0]
     assert difference.message or f"differs by {difference.error:.1e}" in report
     assert difference.message or f"{difference.theirs:.6g}" in report
 
