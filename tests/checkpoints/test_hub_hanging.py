@@ -121,6 +121,20 @@ def test_a_slow_large_upload_is_not_cut(
     assert commits(hub)[0] == "last"
 
 
+def test_an_interrupt_abandons_the_transfer_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: network.TrafficMonitor) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network.TrafficMonitor, "idle_seconds", interrupt)
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        network.wait_for_transfer(thread, 0.1, network.TrafficMonitor())
+    assert thread in network._LEFT
+    end.set()
+
+
 def test_process_exits_when_a_multipart_upload_hangs(hub: FakeHub, folder: Path) -> None:
     """Uploads of several files use a thread pool, for which Python would wait at exit."""
     (folder / "flax_model.msgpack").write_bytes(b"others" * 1000)

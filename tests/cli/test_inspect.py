@@ -252,6 +252,15 @@ def test_other_files_of_the_directory_are_described(copy):
     assert report["not_read"] == ["pytorch_model.bin"] and report["problems"] == []
 
 
+def test_classes_of_remote_code_are_named(copy):
+    folder = copy()
+    stored = json.loads((folder / "config.json").read_bytes())
+    stored["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (folder / "config.json").write_text(json.dumps(stored))
+    classes = quick(folder)["pytorch_classes"]
+    assert classes == ["AutoModelForCausalLM (trust_remote_code=True)"]
+
+
 def test_long_generation_settings_are_counted(copy, capsys):
     languages = {f"<|{number}|>": number for number in range(99)}
     settings = {"eos_token_id": 2, "lang_to_id": languages, "suppress_tokens": [1, 2]}

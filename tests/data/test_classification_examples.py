@@ -240,6 +240,16 @@ def glue(columns, labels, names):
     return Dataset.from_dict(data | {"label": labels}, features=features)
 
 
+def test_columns_of_glue_are_those_of_the_hub():
+    from hfseq.data.arguments import GLUE
+
+    assert {name: " ".join(task.sentence_columns) for name, task in GLUE.items()} == {
+        **{"cola": "sentence", "sst2": "sentence", "qnli": "question sentence"},
+        **dict.fromkeys(("mrpc", "stsb", "rte", "wnli"), "sentence1 sentence2"),
+        **{"qqp": "question1 question2", "mnli": "premise hypothesis"},
+    }
+
+
 def test_mnli_of_the_hub_has_two_validation_and_two_test_sets():
     from hfseq.data.arguments import GLUE
 

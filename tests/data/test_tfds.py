@@ -145,11 +145,12 @@ def delimited(number, content):
     return bytes([number * 8 + 2]) + length + bytes([size]) + content
 
 
-def test_examples_with_numbers_lists_and_long_texts():
+@pytest.mark.parametrize("size", [1, 64, 8192, 20_000])
+def test_examples_with_numbers_lists_and_long_texts(size):
     def feature(name, value):
         return delimited(1, delimited(1, name.encode()) + delimited(2, value))
 
-    long = "ø" * 20_000
+    long = "ø" * size
     example = delimited(
         1,
         feature("text", delimited(1, delimited(1, long.encode())))

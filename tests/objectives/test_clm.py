@@ -113,8 +113,9 @@ def test_perplexities_are_per_token_and_per_word():
         "perplexity": pytest.approx(math.exp(3)),
         "accuracy": 0.25,
     }
-    with_words = objective().metrics(totals | {"words": 15})
-    assert with_words["word_perplexity"] == pytest.approx(math.exp(60 / 15))
+    for words in (15, 1):
+        with_words = objective().metrics(totals | {"words": words})
+        assert with_words["word_perplexity"] == pytest.approx(math.exp(60 / words))
 
 
 class Known:

@@ -55,6 +55,11 @@ def test_labels_are_the_row_and_shapes_match(tokenizer):
     assert all(array.dtype == np.int32 for array in batch.values())
 
 
+def test_unknown_tokens_are_ordinary_tokens(tokenizer):
+    task = objective(tokenizer)
+    assert not task.is_special[tokenizer.unk_token_id] and task.is_special[tokenizer.eos_token_id]
+
+
 def test_tokens_are_masked_and_sentences_permuted(tokenizer):
     rows, batch = batch_of(tokenizer, count=80)
     special = np.isin(rows["input_ids"], tokenizer.all_special_ids)

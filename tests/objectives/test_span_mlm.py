@@ -34,6 +34,11 @@ def documents(count, seed=0):
     return [[*chooser.integers(3, 70, chooser.integers(5, 90)).tolist(), 1] for _ in range(count)]
 
 
+def test_rows_of_two_tokens_have_a_span_and_rows_of_one_have_none():
+    noise, spans = count_spans(np.array([0, 1, 2, 3]), 0.15, 3.0)
+    assert noise.tolist() == spans.tolist() == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -31,6 +31,8 @@ def test_the_text_answers_every_question(capsys):
         *("reduce-scatter", "FLOP per step", "MFU of 40%", "largest batch", "days", "Not compiled"),
     ):
         assert answer in out, out
+    assert "no communication" not in out
+    assert "no communication" in plan(capsys, "--devices", "h200")[0]
 
 
 def test_flags_of_the_training_script_may_follow(capsys):
