@@ -232,7 +232,7 @@ def test_register_adds_a_class_for_this_process(monkeypatch):
     monkeypatch.setattr(mapping, "_registered", {})
     hfseq.FlaxAutoModel.register(CTRLConfig, FlaxMine)
     assert type(hfseq.FlaxAutoModel.from_config(CTRLConfig())) is FlaxMine
-    assert CTRLConfig in mapping.keys()
+    assert CTRLConfig in mapping.keys() and len(mapping) == len(list(mapping))
     with pytest.raises(ValueError, match="CTRLConfig already has a class for Model"):
         hfseq.FlaxAutoModel.register(CTRLConfig, FlaxMine)
     hfseq.FlaxAutoModel.register(CTRLConfig, FlaxMine, exist_ok=True)

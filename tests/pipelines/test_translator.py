@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -225,6 +226,21 @@ def test_a_long_text_can_be_an_error():
 
 def test_prefix_is_added_to_non_blank_texts():
     assert texts_of(echo(source_prefix="to x: ")(["a", ""])) == ["TO X: A", ""]
+
+
+def test_languages_reach_the_tokenizer_and_the_first_token():
+    class Multilingual(CharacterTokenizer):
+        src_lang = "en_XX"
+        lang_code_to_id: ClassVar = {"en_XX": 4, "fr_XX": 5, "de_DE": 6}
+
+        def __call__(self, texts, **options):
+            return super().__call__([f"{self.src_lang}: {text}" for text in texts], **options)
+
+    translate = Translation(
+        EchoModel(), Multilingual(), "translation", src_lang="de_DE", tgt_lang="fr_XX"
+    )
+    assert translate("ja") == [{"translation_text": "DE_DE: JA"}]
+    assert translate.model.calls[-1]["forced_bos_token_id"] == 5
 
 
 def test_the_position_table_limits_the_source():
