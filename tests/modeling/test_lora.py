@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import hfseq
 from hfseq.cli.convert import convert
@@ -236,6 +238,10 @@ def test_mismatched_adapter_error_names_the_parameters(tmp_path):
         CheckpointError, "'/no/such/model' does not exist", base_model_name_or_path="/no/such/model"
     )
     refused(CheckpointError, "has no base_model_name_or_path", base_model_name_or_path=None)
+    file = shutil.copytree(folder, tmp_path / "other") / "adapter_model.safetensors"
+    save_file(load_file(file) | {"lora_A.weight": np.ones((2, 32), np.float32)}, file)
+    with pytest.raises(WeightsError, match="'lora_A.weight'.*is not in PEFT's format"):
+        auto_class.from_pretrained(tmp_path / "other")
     other = models.llama_config(num_hidden_layers=1)
     auto_class.from_config(other).save_pretrained(tmp_path / "shallow")
     refused(

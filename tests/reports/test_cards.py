@@ -306,4 +306,6 @@ def test_what_reads_pictures_or_sound_is_shown_how_to(architecture):
         text = cards.snippet("", "mine", tensors, architecture=architecture)
         compile(text, "card", "exec")
         assert f'{"Flax" * (library == "hfseq")}{architecture}.from_pretrained("mine")' in text
+        imports = text.partition("processor =")[0]
+        assert (f"from hfseq import Flax{architecture}\n" in imports) == (library == "hfseq")
         assert ("tokenizer = " in text) == ("tokenizer" in MEDIA[architecture][1])

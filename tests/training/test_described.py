@@ -102,6 +102,7 @@ def test_jax_machine_checks_are_restored():
         assert cudnn.is_cuda_compute_capability_equal("8.0") and cudnn.check_cudnn_version() > 90000
         raise ZeroDivisionError
     assert original == (cudnn.check_cudnn_version, cudnn.check_compute_capability)
+    assert context.platform() == "cpu"
 
 
 def test_missing_compiler_error_names_the_command(monkeypatch):

@@ -55,7 +55,8 @@ def train(tree_of, stacked, **changes):
 
 @pytest.mark.parametrize("mode", ["decoupled", "absolute"])
 @pytest.mark.parametrize(
-    "optim", first(["adamw", "lion", "adafactor", "lamb", "lars", "novograd"], "adamw")
+    "optim",
+    first(["adamw", "muon", "lion", "adafactor", "lamb", "lars", "novograd"], "adamw", "muon"),
 )
 def test_a_scanned_stack_is_updated_as_its_layers_one_by_one(optim, mode):
     options = {"optim": optim, "weight_decay": 0.01, "weight_decay_mode": mode}

@@ -254,6 +254,7 @@ def test_tensorboard_reads_curves_and_texts_back(tmp_path: Path) -> None:
     assert points[1].value == pytest.approx(1 / 300) and points[0].wall_time > 1e9
     assert math.isnan(events.Scalars("eval_loss")[0].value)
     (text,) = events.Tensors("samples/text_summary")
+    assert text.tensor_proto.dtype == 7  # DT_STRING
     logged_text = text.tensor_proto.string_val[0].decode()
     assert logged_text.startswith("**bold** blåbær") and len(logged_text) > 40_000
     plugin = events.SummaryMetadata("samples/text_summary").plugin_data.plugin_name
