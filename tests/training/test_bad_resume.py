@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 from safetensors.numpy import load_file
@@ -81,6 +82,16 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(train, run, damage, c
     again = load_file(run / "model.safetensors")
     assert all((weights[name] == again[name]).all() for name in weights)
     assert checkpointer.find_damage(run / "checkpoints" / "6") == ""
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error_that_names_the_kept_one(
+    train, run, monkeypatch
+):
+    full = SimpleNamespace(**(vars(shutil) | {"disk_usage": lambda path: (10**6, 10**6, 0)}))
+    monkeypatch.setattr(checkpointer, "shutil", full)
+    with pytest.raises(CheckpointError, match="step 8 to .*no space left.* of step 6 is kept"):
+        train("run", **OPTIONS | {"max_steps": 8})
+    assert checkpointer.Checkpointer(run).steps()[-1] == 6
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
