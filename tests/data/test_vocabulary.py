@@ -57,6 +57,13 @@ def test_bytes_know_every_character_and_pieces_those_of_the_texts(trained):
     assert trained["unigram"].unk_token_id in trained["unigram"](text)["input_ids"]
 
 
+def test_only_pruned_characters_have_the_lowest_score(trained):
+    vocabulary = json.loads(trained["unigram"].backend_tokenizer.to_str())["model"]["vocab"][4:]
+    characters = {piece: score for piece, score in vocabulary if len(piece) == 1}
+    lowest = min(score for _, score in vocabulary)
+    assert min(characters.values()) == lowest < characters["e"]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_word_has_the_same_piece_at_any_position(trained, algorithm):
     tokenizer = trained[algorithm]

@@ -253,6 +253,13 @@ def test_broken_connection_error_names_the_process(store, leaving):
     assert leaving == [2]
 
 
+def test_other_errors_are_not_taken_for_a_broken_connection(store, leaving):
+    fake_store = store(0)
+    with pytest.raises(ValueError, match="^bad shape$"), processes.fail_together():
+        raise ValueError("bad shape")
+    assert leaving == [1] and ": bad shape" in fake_store.values[processes.FAILURE_KEY]
+
+
 def test_a_broken_connection_without_a_word(store, leaving):
     store(1)
     with pytest.raises(HfseqError, match="connection to another process was lost"):  # noqa: SIM117
