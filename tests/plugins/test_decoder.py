@@ -14,6 +14,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
+from hfseq_plugins.decoder.modeling import last_token_states
 from tests.support import models
 from tests.support.models import close, ids
 from tests.support.parity import compare_tokens
@@ -183,6 +184,13 @@ def test_window_includes_the_query_position(window):
     distance = np.arange(12)[:, None] - np.arange(12)
     visible = (distance >= 0) & (distance < (window or 99))
     assert ((weights > 0) == visible).all()
+
+
+def test_a_sequence_is_classified_by_its_last_token():
+    states = jnp.arange(24.0).reshape(3, 4, 2)
+    rows = jnp.asarray([[5, 6, 9, 9], [9, 9, 5, 6], [5, 9, 6, 7]])
+    assert last_token_states(states, rows, 9)[:, 0].tolist() == [2.0, 14.0, 22.0]
+    assert last_token_states(states[:1], rows[:1], None)[:, 0].tolist() == [6.0]
 
 
 def test_ties_and_bases_of_the_configuration_are_not_ignored():
