@@ -13,7 +13,6 @@ from hfseq.objectives.wav2vec2 import Wav2Vec2, contrastive_loss, draw_negatives
 from hfseq_plugins.wav2vec2 import modeling
 from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2ForPreTraining
 from tests.support import models
-from tests.support.tiers import first
 
 STILL = dict.fromkeys(
     (
@@ -74,10 +73,9 @@ def test_another_frame_with_the_same_code_is_not_a_wrong_answer():
     assert np.isfinite(empty).all()
 
 
-@pytest.mark.parametrize(
-    ("variant", "train"),
-    first([(STABLE, True), (STABLE, False), ({}, True), ({}, False)], (STABLE, True)),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [STABLE, {}])
+@pytest.mark.parametrize("train", [True, False])
 def test_loss_and_gradients_are_those_of_pytorch(variant, train, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from transformers import Wav2Vec2ForPreTraining

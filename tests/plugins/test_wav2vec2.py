@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import hfseq
 from hfseq.errors import UsageError
 from hfseq.nn import trees
+from hfseq.nn.random import Keys
 from hfseq.objectives.ctc import ctc_loss
 from hfseq.testing import check_architecture
 from hfseq.testing.case import ROWS, SAMPLES, ZERO_GRADIENTS
@@ -190,6 +192,17 @@ def test_ctc_loss_of_too_long_targets():
     assert each[0] == 0 and 0 < each[1] < np.inf
     with pytest.raises(UsageError, match="reduction 'means'"):
         ctc_loss(logits, labels, reduction="means")
+
+
+def test_sampled_vectors_are_vectors_of_the_codebook():
+    config = models.wav2vec2_config()
+    quantizer = modeling.GumbelVectorQuantizer(config, nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 5, config.conv_dim[-1]))
+    vectors, _ = jax.jit(lambda x: quantizer(x, None, 2.0, Keys(jax.random.key(2))))(x)
+    codes = quantizer.codevectors[...].reshape(quantizer.groups, -1, vectors.shape[-1] // 2)
+    drawn = vectors.reshape(10, quantizer.groups, -1)
+    distances = jnp.abs(drawn[:, :, None] - codes).max(-1).min(-1)
+    assert distances.max() < 1e-6 and len(jnp.unique(drawn[:, 0, 0].round(4))) > 1
 
 
 @pytest.mark.slow
