@@ -216,10 +216,11 @@ def test_more_processes_meshes_and_objectives(
     Processes(flags("several", **options), count, devices, objective).ends(0)
     assert_same(tmp_path / "one", tmp_path / "several")
     samples = [
-        json.loads((tmp_path / name / "run.json").read_text())["sample_outputs"]
+        json.loads((tmp_path / name / "run.json").read_text()).get("sample_outputs")
         for name in ("one", "several")
     ]
     assert samples[0] == samples[1]
+    assert samples[0] or objective == "translation"  # whose samples come from an evaluation
 
 
 @pytest.mark.slow
