@@ -94,11 +94,11 @@ def test_run_resumes_on_other_meshes_with_the_same_rows(train, notes, tmp_path):
 
 @pytest.mark.slow  # by default test_a_killed_process_ends_the_others_soon, and test_kill.py
 def test_killed_worker_ends_the_run_which_resumes_elsewhere(train, notes, processes, tmp_path):
-    steps = 12
-    running = processes("parts", 2, 1, max_steps=4000, heartbeat_timeout=60, logging_steps=1)
-    saved = Checkpointer(tmp_path / "parts", limit=None)
-    end = time.monotonic() + 600
-    while not saved.folder.is_dir() or not any(p.name.isdigit() for p in saved.folder.iterdir()):
+    options = OPTIONS | {"save_steps": 40}
+    running = processes("parts", 2, 1, **options, max_steps=4000, logging_steps=1)
+    log, end = tmp_path / "parts" / "metrics.jsonl", time.monotonic() + 600
+    # Between two saves. While it is saving, a process would wait for the heartbeat timeout.
+    while not log.exists() or max(losses(log.parent), default=0) < 45:
         assert time.monotonic() < end and not any(p.poll() is not None for p in running)
         time.sleep(0.05)
     running[1].send_signal(signal.SIGKILL)
@@ -107,12 +107,12 @@ def test_killed_worker_ends_the_run_which_resumes_elsewhere(train, notes, proces
 
     notes_before = notes("parts")
     last = Checkpointer(tmp_path / "parts", limit=None).steps()[-1]
-    steps += last
-    loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
+    steps = last + 12
+    loop = train("parts", devices=1, max_steps=steps, **options)
     assert loop.start_step == last
     notes_after = notes("here")
     (tmp_path / "here.notes").unlink()
-    train("whole", devices=1, max_steps=steps, **OPTIONS)
+    train("whole", devices=1, max_steps=steps, **options)
     uninterrupted = {line["step"]: line["rows"] for line in notes("here")}
     # The checkpoint contains the steps below `last`. The resumed run starts with that one.
     assert [line["step"] for line in notes_after] == list(range(last, steps))
