@@ -24,7 +24,7 @@ def test_sequence_parallelism_changes_no_loss(train):
 def test_sharding_inspection_lists_placement_and_collectives(train, capsys):
     train("run", mesh="data=2,fsdp=2,tensor=2", inspect_sharding=True, **ONE)
     text = capsys.readouterr().out
-    assert "data=2, fsdp=2, tensor=2, sequence=1 (8 devices)" in text
+    assert "data=2, fsdp=2, expert=1, tensor=2, sequence=1 (8 devices)" in text
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("  ")}
     query = lines["roberta/encoder/layer/0/attention/self/query/kernel"]
     assert query[1:] == ["32x32", "column", "fsdp,", "tensor", "1,024"]
