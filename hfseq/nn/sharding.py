@@ -643,6 +643,20 @@ def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
     return _constrain(x, (SEQUENCE,), None) if split else x
 
 
+def constrain_shared_heads(x: jax.Array) -> jax.Array:
+    """Sets the sharding of head vectors that all rows of a batch share.
+
+    The shape of `x` is `(length, heads, head_dim)`. Only heads are split. Otherwise, the compiler
+    of jax 0.10 computes wrong gradients of such vectors on a mesh in which `data`, `fsdp` and
+    `tensor` are all larger than 1.
+    """
+    mesh = current_options().mesh
+    if mesh is None or mesh.size == 1:
+        return x
+    sharding = NamedSharding(mesh, PartitionSpec(None, _fitting(mesh, x.shape[1], TENSOR), None))
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
 def map_over_rows(
     function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
 ) -> jax.Array:

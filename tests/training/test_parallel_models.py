@@ -28,6 +28,7 @@ TOGETHER = {
     # Blocks of two tokens are few queries, for which CPUs use a separate implementation.
     "big_bird": ("2, 8, 4)", "1, 8, 4)", "6, 32)", "6, 8)"),
     "clip": ("(24, 8)",),  # every text of the batch is compared with every image
+    "deberta-v2": ("(13, 32)", "(13, 16)"),  # relative positions, which all rows share
     "dinov2": ("(1, 10, 32)",),  # the gradient of the places, where the length was split
     # The blocks of queries and of neighboring keys, whose heads XLA gathers: suboptimal, and as
     # large as a few activations of one layer.

@@ -22,7 +22,7 @@ from transformers import DebertaV2Config, PreTrainedConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.nn import Keys, sharding
 from hfseq.nn import outputs as out
 from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import encoder
@@ -232,14 +232,17 @@ class SelfAttention(nnx.Module):
         bias = None
         if self.has_c2p:
             project = self.key_proj if self.pos_key_proj is None else self.pos_key_proj
-            positions = self.split_heads(project(embeddings))[by_key]
+            positions = self.split_positions(project(embeddings))[by_key]
             bias = align_columns(self.scores(query, positions))
         if self.has_p2c:
             project = self.query_proj if self.pos_query_proj is None else self.pos_query_proj
-            positions = self.split_heads(project(embeddings))[by_query]
+            positions = self.split_positions(project(embeddings))[by_query]
             p2c = align_columns(self.scores(key, positions)).swapaxes(-1, -2)
             bias = p2c if bias is None else bias + p2c
         return bias
+
+    def split_positions(self, projected: jax.Array) -> jax.Array:
+        return sharding.constrain_shared_heads(self.split_heads(projected))
 
     def scores(
         self,
