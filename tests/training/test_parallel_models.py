@@ -27,13 +27,21 @@ SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 TOGETHER = {
     # Blocks of two tokens are few queries, for which CPUs use a separate implementation.
     "big_bird": ("2, 8, 4)", "1, 8, 4)", "6, 32)", "6, 8)"),
+    "cohere": ("((8, 4),)",),  # the gradient of the norms of heads, computed by head
     "clip": ("(24, 8)",),  # every text of the batch is compared with every image
     "deberta-v2": ("(13, 32)", "(13, 16)"),  # relative positions, which all rows share
     "dinov2": ("(1, 10, 32)",),  # the gradient of the places, where the length was split
+    # The recurrence reads all tokens in order. XLA gathers the chunks of several arrays where the
+    # length is split: suboptimal.
+    "falcon_mamba": ("18, 64)",),
+    "mamba2": ("18, 96)", ", 2, 4)", ", 2, 8)", ", 2, 4, 8)"),
     # The blocks of queries and of neighboring keys, whose heads XLA gathers: suboptimal, and as
     # large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),
     "olmoe": ("((32,),)",),  # the gradient of the norms over all heads, computed by head
+    # Pooling by attention with one query, whose projections are not split over tensor.
+    "siglip_vision_model": ("((32, 32),)", "(4, 1, 32)"),
+    "siglip2_vision_model": ("((32, 32),)", "(4, 1, 32)"),
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
     "vision-encoder-decoder": ("(1, 10, 32)",),  # likewise
     "vit": ("(1, 10, 32)",),  # likewise

@@ -26,7 +26,8 @@ from hfseq.nn import outputs as out
 from hfseq.nn.layers import Initializer
 
 RULES = [
-    (r"embeddings/embedding$|lm_head/kernel$", "table"),
+    (r"embeddings/embedding$", "embedding"),
+    (r"lm_head/kernel$", "vocab_column"),
     (r"(in|out|x|dt)_proj/kernel$", "row_table"),
     (r".*", "replicated"),
 ]

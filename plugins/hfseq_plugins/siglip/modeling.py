@@ -32,7 +32,8 @@ from hfseq_plugins.clip.sharding import RULES as CLIP
 from hfseq_plugins.common import num_labels
 
 RULES = [
-    (r"in_proj_weight$", "row_table"),
+    (r"in_proj_weight$", "table"),
+    (r"head/attention/out_proj/kernel$", "row_table"),
     (r"in_proj_bias$|patch_embedding/bias$", "vector"),
     (r"(probe|logit_bias)$", "replicated"),
     (r"text_model/head/kernel$|^head/kernel$", "table"),
