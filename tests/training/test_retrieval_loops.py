@@ -696,7 +696,10 @@ def test_trained_directories_open_in_sentence_transformers(fit, objective, tmp_p
 
     theirs = pytest.importorskip("sentence_transformers")
     data_name = "labeled" if objective == "cross_encoder" else "triplets"
-    fit("run", objective, data_name, do_train=True, max_steps=3, max_seq_length=12)
+    lengths = {"max_seq_length": 12}
+    if objective == "multi_vector":
+        lengths["query_length"] = 8
+    fit("run", objective, data_name, do_train=True, max_steps=3, **lengths)
     folder = str(tmp_path / "run")
     class_names = {
         "embedding": "SentenceTransformer",

@@ -58,12 +58,17 @@ def test_the_progress_is_that_of_the_run(continued):
     assert run.progress["step"] == STEP
 
 
+#: The gradients of bfloat16 parameters were summed in bfloat16 when the run was stored.
+TOLERANCES = {"bfloat16_params": 1e-4}
+
+
 def test_the_next_losses_are_those_that_the_run_had(continued):
     name, run = continued
+    tolerance = TOLERANCES.get(name, 1e-5)
     expected = stored_runs.record(name)["losses"]
     assert len(expected) == 3 and [str(step) for step in run.losses] == list(expected)
     for step, loss in run.losses.items():
-        assert loss == pytest.approx(expected[str(step)], rel=0, abs=1e-5), step
+        assert loss == pytest.approx(expected[str(step)], rel=0, abs=tolerance), step
 
 
 def test_the_next_checkpoint_has_the_same_names(continued):
