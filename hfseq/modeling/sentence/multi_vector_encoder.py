@@ -270,8 +270,8 @@ class MultiVectorConfig(RetrievalConfig):
                 length = max(length, expansion.length)
             if expansion.length > limit:
                 raise UsageError(
-                    f"query_expansion pads queries to {expansion.length} tokens, but texts can have "
-                    f"at most {limit} tokens (--max_seq_length, and the positions of the model)"
+                    f"query_expansion pads queries to {expansion.length} tokens, but texts can "
+                    f"have at most {limit} tokens (--max_seq_length, and the model's positions)"
                 )
         limit = min(limit, length or limit)
         tokens = tokenize(tokenizer, texts, limit, prompt, self.do_lower_case)
