@@ -58,7 +58,7 @@ def weights(tmp_path_factory):
 
 
 def test_invalid_sizes_are_rejected():
-    with pytest.raises(ValueError, match="GPT2Config has no n_heads"):
+    with pytest.raises(ValueError, match="GPT2Config has no .*n_heads"):
         training.make_config("gpt2", {"n_heads": 3})
     with pytest.raises(SystemExit):
         training.parse(["--model", "gpt2", "--target_length", "8"])
