@@ -92,7 +92,7 @@ def test_inputs_of_relus_are_not_zero(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", range(1, SHARDS + 1))
+@pytest.mark.parametrize("shard", (1, 5, 9))  # `hfseq bridge coverage` compares all types
 def test_stored_results_hold(shard):
     stored = {entry["model_type"]: Result(**entry) for entry in read()["results"]}
     types = coverage.select_types(None, f"{shard}/{SHARDS}")
