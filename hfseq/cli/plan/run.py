@@ -154,7 +154,8 @@ def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes and shardings of a batch with ``rows`` rows of full length per data shard."""
     full = run.objective.full_rows(rows, run.batch.length)
     batch = run.objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
-    return abstract_placed_batch(run, batch | {"row": np.arange(rows, dtype=np.int32)})
+    numbers = dict.fromkeys(("row", "tokens"), np.zeros(rows, np.int32))  # as in the loader
+    return abstract_placed_batch(run, batch | numbers)
 
 
 def abstract_placed_batch(
