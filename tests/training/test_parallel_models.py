@@ -34,7 +34,7 @@ TOGETHER = {
     # The recurrence reads all tokens in order. XLA gathers the chunks of several arrays where the
     # length is split: suboptimal.
     "falcon_mamba": ("18, 64)",),
-    "mamba2": ("18, 96)", ", 2, 4)", ", 2, 8)", ", 2, 4, 8)"),
+    "mamba2": ("18, 96)", "5, 2, 4)", "5, 2, 8)", "5, 2, 4, 8)"),
     # The blocks of queries and of neighboring keys, whose heads XLA gathers: suboptimal, and as
     # large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),

@@ -242,6 +242,7 @@ class SelfAttention(nnx.Module):
         return bias
 
     def split_positions(self, projected: jax.Array) -> jax.Array:
+        """Splits the heads of position vectors, `(rows, hidden)` to `(rows, heads, head_dim)`."""
         return sharding.constrain_shared_heads(self.split_heads(projected))
 
     def scores(
